@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole models by magi: right where stock is not, with a registered operator, padded, at sizes that come back.
 
-A repair is named only where stock is not right.
+A repair is named only where stock is not right, and ``magi.check`` names an operator that is compiled wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import _models
+import _planted
 import pytest
 import torch
 import transformers
@@ -293,3 +294,16 @@ def test_the_benchmark_measures_every_model(tmp_path: Path) -> None:
     assert not [row for row in rows if "codes" in row and (row["codes"] > 0) != (row["arm"] == "magi_hot")]
     ratios = [f"{model}_hot_vs_stock_{how}_speedup" for model in only.split(",") for how in ("dynamic", "static")]
     assert [key for key in (*ratios, "dispatch_us", "dispatch_300_us") if f'"{key}"' not in printed] == []
+
+
+PLANTED = [
+    (case, place, way) for case in _planted.MODELS.values() for place in _planted.PLACES for way in _planted.DIRECTIONS
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "place", "direction"), PLANTED)
+def test_the_planted_operator_is_named(case: str, place: str, direction: str) -> None:
+    text = _planted.blamed(*_planted.planted(case, place), direction)
+
+    assert _planted.names_it(text), text

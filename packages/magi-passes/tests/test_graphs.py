@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph is made of: is it dynamic, does it convolve, and how much of its work is in convolutions."""
+"""What a graph is made of: is it dynamic, does it convolve, and how much of its work is in convolutions.
+
+Masks that are known from positions leave attention; the others stay, and every number that is known is right.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import pytest
 import torch
-from magi_passes import conv_share, is_conv_heavy, is_convolution, is_dynamic
-from magi_passes._graph.nodes import ConvShare
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from magi_passes import (
+    AttentionMaskPass,
+    PassPipeline,
+    _torch_compat,
+    collect_records,
+    conv_share,
+    is_conv_heavy,
+    is_convolution,
+    is_dynamic,
+)
+from magi_passes._graph.nodes import ConvShare, hinted
+from magi_passes._graph.positions import Affine, Formula, Formulas
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -189,3 +211,229 @@ def test_sizes_that_depend_on_data_do_not_stop_it() -> None:
 
     graph = make_fx(model, tracing_mode="symbolic")(IMAGE, WEIGHT, SQUARE).graph
     assert 0 < conv_share(graph).flops < 1
+
+
+X = torch.randn(2, 3, 5, 8)
+NEVER = float("-inf")
+
+
+def _square(x: Tensor) -> tuple[int, int]:
+    return x.shape[-2], x.shape[-2]
+
+
+def _places(x: Tensor) -> tuple[Tensor, Tensor]:
+    places = torch.arange(x.shape[-2])
+    return places[:, None], places[None, :]
+
+
+def _causal(x: Tensor) -> Tensor:
+    query, key = _places(x)
+    return key <= query
+
+
+def _expanded_along_keys(x: Tensor) -> Tensor:
+    return (torch.arange(x.shape[-2]) + 0 >= 0)[None, None, :, None].expand(x.shape[0], -1, -1, x.shape[-2])
+
+
+def _of_packed_sequences(x: Tensor) -> Tensor:
+    """As transformers makes the mask of a decoder without a padding mask."""
+    positions = torch.arange(x.shape[-2])[None].expand(x.shape[0], -1)
+    sequence = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    batch, query = torch.arange(x.shape[0])[:, None, None, None], torch.arange(x.shape[-2])[None, None, :, None]
+    key = torch.arange(x.shape[-2])[None, None, None, :]
+    mask = query.new_ones((), dtype=torch.bool) & (sequence[batch, query] == sequence[batch, key])
+    return (mask & (positions[batch, key] <= positions[batch, query])).expand(x.shape[0], -1, -1, -1)
+
+
+def _of_an_image(x: Tensor) -> Tensor:
+    """As transformers makes the mask of an image that fills its batch."""
+    pixels = torch.ones(1, x.shape[0], 4 * x.shape[-2], 4)
+    small = torch.nn.functional.interpolate(pixels, size=(x.shape[-2], 1)).to(torch.bool)[0].flatten(1)
+    return small[:, None, None, :].expand(x.shape[0], 1, x.shape[-2], x.shape[-2])
+
+
+def _additive(x: Tensor) -> Tensor:
+    return torch.full(_square(x), NEVER).triu(1)
+
+
+def _filled(x: Tensor) -> Tensor:
+    query, key = _places(x)
+    return torch.zeros(_square(x)).masked_fill(key > query, NEVER)[None, None]
+
+
+def _last_of_a_cache(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[-2])[None, :] <= torch.arange(1)[:, None] + x.shape[-2] - 1
+
+
+def _window(x: Tensor) -> Tensor:
+    query, key = _places(x)
+    return (key <= query) & (key > query - 3)
+
+
+def _strictly_earlier(x: Tensor) -> Tensor:
+    return torch.ones(_square(x), dtype=torch.bool).tril(1)
+
+
+def _written(x: Tensor) -> Tensor:
+    mask = torch.ones(_square(x), dtype=torch.bool)
+    mask[:, 1] = False
+    return mask
+
+
+def _written_in_a_view(x: Tensor) -> Tensor:
+    places = torch.arange(x.shape[-2])
+    places[:].sub_(2)
+    return (places >= 0).expand(_square(x))
+
+
+def _of_data(x: Tensor) -> Tensor:
+    return _causal(x) & (x[0, 0, :, 0] < 10)
+
+
+def _of_indices(x: Tensor) -> Tensor:
+    """Its size depends on data for torch, even if the data are known."""
+    places = torch.ones(_square(x), dtype=torch.bool).nonzero()
+    return (places.sum() >= 0).expand(_square(x))
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.full(_square(x), -3.0).triu(1)
+
+
+def _attend(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def attend(x: Tensor) -> Tensor:
+        made = mask(x)
+        return attention(x[:, :, -made.shape[-2] :], x, x, made, 0.0)
+
+    return attend
+
+
+def _reason(mask: Callable[[Tensor], Tensor], *, dynamic: bool) -> str:
+    torch._dynamo.reset()
+    with collect_records() as records, torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(
+            _attend(mask),
+            dynamic=dynamic,
+            fullgraph=True,
+            options=PassPipeline([AttentionMaskPass()]).inductor_options(),
+        )
+        torch.testing.assert_close(compiled(X), _attend(mask)(X))
+    return records[0].reason
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "nothing", "later"),
+    [
+        (_expanded_along_keys, 1, 0),
+        (_of_an_image, 1, 0),
+        (_last_of_a_cache, 1, 0),
+        (_causal, 0, 1),
+        (_of_packed_sequences, 0, 1),
+        (_additive, 0, 1),
+        (_filled, 0, 1),
+        (_window, 0, 0),
+        (_strictly_earlier, 0, 0),
+        (_written, 0, 0),
+        (_written_in_a_view, 0, 0),
+        (_of_data, 0, 0),
+        (_of_indices, 0, 0),
+        (_finite, 0, 0),
+    ],
+)
+def test_masks_that_are_known_leave(
+    mask: Callable[[Tensor], Tensor], nothing: int, later: int, *, dynamic: bool
+) -> None:
+    expected = f"of 1 masks of attention, {nothing} hide nothing and {later} what comes later"
+    assert _reason(mask, dynamic=dynamic) == expected
+
+
+def test_it_does_not_apply_where_no_attention_has_a_mask() -> None:
+    torch._dynamo.reset()
+    with collect_records() as records:
+        options = PassPipeline([AttentionMaskPass()]).inductor_options()
+        torch.compile(lambda x: attention(x, x, x, is_causal=True), options=options)(X)
+    assert [record.reason for record in records] == ["no mask of attention"]
+
+
+_N = 4
+_NUMBERS = st.integers(-2, 5)
+_POINTWISE = ("add", "sub", "rsub", "mul", "ge", "gt", "le", "lt", "eq", "ne")
+_OF_BOOLS = ("logical_and", "logical_or", "bitwise_and", "bitwise_or")
+_MOVES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "slice": lambda x, i: x[i % 2 :],
+    "step": lambda x, i: x[..., :: 1 + i % 2],
+    "select": lambda x, i: x.select(0, i % 2)[None],
+    "last": lambda x, i: x[..., -1 - i % 2, None],
+    "transpose": lambda x, _: x.transpose(0, 1),
+    "flip": lambda x, _: x.flip(0),
+    "triu": lambda x, i: x.triu(i),
+    "tril": lambda x, i: x.tril(i),
+    "cumsum": lambda x, _: x.cumsum(0),
+    "float": lambda x, _: x.float(),
+    "bool": lambda x, _: x.bool(),
+    "long": lambda x, _: x.long(),
+    "not": lambda x, _: x.logical_not(),
+    "fill": lambda x, i: x.masked_fill(x.bool(), i % 2),
+    "half": lambda x, i: x.masked_fill(x.bool(), i / 2),
+    "bytes": lambda x, _: x.view(torch.float64),
+    "index": lambda x, i: x[torch.arange(2)[:, None] + i, torch.arange(3)],
+    "cat": lambda x, i: torch.cat([x[:1] - i, x]),
+    "view": lambda x, _: x[None].view(x.shape[0], 1, -1).squeeze(1),
+}
+
+
+Step: TypeAlias = tuple[str, int, int]
+
+
+@st.composite
+def _recipes(draw: st.DrawFn) -> list[Step]:
+    steps = st.tuples(st.sampled_from((*_POINTWISE, *_OF_BOOLS, "where", *_MOVES)), _NUMBERS, st.integers(0, 9))
+    return draw(st.lists(steps, min_size=1, max_size=7))
+
+
+def _made(recipe: list[Step], n: Any) -> Iterator[tuple[Step | None, Tensor]]:
+    """The tensors that *recipe* makes for *n* positions, without the steps that eager mode refuses."""
+    made = [torch.arange(n)[:, None], torch.arange(n)[None, :], torch.ones(n, n, dtype=torch.bool)]
+    yield from ((None, x) for x in made)
+    for name, number, place in recipe:
+        x, other = made[-1], made[place % len(made)]
+        try:
+            if name in _MOVES:
+                made.append(_MOVES[name](x, abs(number)))
+            elif name == "where":
+                made.append(torch.where(other.bool(), x, number))
+            elif name in _OF_BOOLS:
+                bools = number % 2  # else bits, where they are integers
+                made.append(getattr(torch, name)(*((each.bool() if bools else each) for each in (x, other))))
+            else:
+                made.append(getattr(torch, name)(x, other if place % 2 else number))
+        except (RuntimeError, IndexError):
+            continue
+        yield (name, number, place), made[-1]
+
+
+def _value(formula: Formula, index: tuple[int, ...]) -> Any:
+    if isinstance(formula, Affine):
+        constant = hinted(formula.constant) if isinstance(formula.constant, torch.SymInt) else formula.constant
+        return constant + sum(step * index[dim] for dim, step in formula.steps.items())
+    holds = all(_value(condition, index) >= 0 for condition in formula.conditions)
+    return formula.inside if holds else formula.outside
+
+
+@settings(max_examples=300, deadline=None)
+@given(recipe=_recipes(), symbolic=st.booleans())
+def test_each_number_that_is_known_is_right(recipe: list[Step], symbolic: bool) -> None:
+    mode, formulas = FakeTensorMode(shape_env=ShapeEnv()), Formulas()
+    how: Any = StatelessSymbolicContext([DimDynamic.DYNAMIC if symbolic else DimDynamic.STATIC])
+    fake = mode.from_tensor(torch.empty(_N), symbolic_context=how)
+    real = list(_made(recipe, _N))
+    with _torch_compat.compiling.seeing_operators(fake, formulas.note):
+        faked = list(_made([step for step, _ in real if step is not None], fake.shape[0]))
+    for (_, x), (_, known) in zip(real, faked, strict=True):
+        formula = formulas.of(known)
+        if formula is not None:
+            for index in itertools.product(*map(range, x.shape)):
+                number, expected = _value(formula, index), x[index].item()
+                assert number == expected or math.isnan(expected)
+    assert formulas.of(faked[0][1]) is not None
