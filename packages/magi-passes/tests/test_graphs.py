@@ -217,24 +217,6 @@ X = torch.randn(2, 3, 5, 8)
 NEVER = float("-inf")
 
 
-def _square(x: Tensor) -> tuple[int, int]:
-    return x.shape[-2], x.shape[-2]
-
-
-def _places(x: Tensor) -> tuple[Tensor, Tensor]:
-    places = torch.arange(x.shape[-2])
-    return places[:, None], places[None, :]
-
-
-def _causal(x: Tensor) -> Tensor:
-    query, key = _places(x)
-    return key <= query
-
-
-def _expanded_along_keys(x: Tensor) -> Tensor:
-    return (torch.arange(x.shape[-2]) + 0 >= 0)[None, None, :, None].expand(x.shape[0], -1, -1, x.shape[-2])
-
-
 def _of_packed_sequences(x: Tensor) -> Tensor:
     """As transformers makes the mask of a decoder without a padding mask."""
     positions = torch.arange(x.shape[-2])[None].expand(x.shape[0], -1)
@@ -252,52 +234,33 @@ def _of_an_image(x: Tensor) -> Tensor:
     return small[:, None, None, :].expand(x.shape[0], 1, x.shape[-2], x.shape[-2])
 
 
-def _additive(x: Tensor) -> Tensor:
-    return torch.full(_square(x), NEVER).triu(1)
+def _mask(text: str) -> Callable[[Tensor], Tensor]:
+    """The function of `x` that makes `mask` by *text*, of its *n* positions: `places`, `query` and `key`."""
+    scope: dict[str, Any] = {"torch": torch, "NEVER": NEVER}
+    start = "n = x.shape[-2]; places = torch.arange(n); query, key = places[:, None], places[None, :]"
+    exec(f"def make(x):\n    {start}\n    {text}\n    return mask\n", scope)
+    found: Callable[[Tensor], Tensor] = scope["make"]
+    return found
 
 
-def _filled(x: Tensor) -> Tensor:
-    query, key = _places(x)
-    return torch.zeros(_square(x)).masked_fill(key > query, NEVER)[None, None]
-
-
-def _last_of_a_cache(x: Tensor) -> Tensor:
-    return torch.arange(x.shape[-2])[None, :] <= torch.arange(1)[:, None] + x.shape[-2] - 1
-
-
-def _window(x: Tensor) -> Tensor:
-    query, key = _places(x)
-    return (key <= query) & (key > query - 3)
-
-
-def _strictly_earlier(x: Tensor) -> Tensor:
-    return torch.ones(_square(x), dtype=torch.bool).tril(1)
-
-
-def _written(x: Tensor) -> Tensor:
-    mask = torch.ones(_square(x), dtype=torch.bool)
-    mask[:, 1] = False
-    return mask
-
-
-def _written_in_a_view(x: Tensor) -> Tensor:
-    places = torch.arange(x.shape[-2])
-    places[:].sub_(2)
-    return (places >= 0).expand(_square(x))
-
-
-def _of_data(x: Tensor) -> Tensor:
-    return _causal(x) & (x[0, 0, :, 0] < 10)
-
-
-def _of_indices(x: Tensor) -> Tensor:
-    """Its size depends on data for torch, even if the data are known."""
-    places = torch.ones(_square(x), dtype=torch.bool).nonzero()
-    return (places.sum() >= 0).expand(_square(x))
-
-
-def _finite(x: Tensor) -> Tensor:
-    return torch.full(_square(x), -3.0).triu(1)
+# How many hide nothing, and how many what comes later.
+MASKS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
+    "expanded along keys": (_mask("mask = (places + 0 >= 0)[None, None, :, None].expand(x.shape[0], -1, -1, n)"), 1, 0),
+    "of an image": (_of_an_image, 1, 0),
+    "last of a cache": (_mask("mask = places[None, :] <= torch.arange(1)[:, None] + n - 1"), 1, 0),
+    "causal": (_mask("mask = key <= query"), 0, 1),
+    "of packed sequences": (_of_packed_sequences, 0, 1),
+    "additive": (_mask("mask = torch.full((n, n), NEVER).triu(1)"), 0, 1),
+    "filled": (_mask("mask = torch.zeros(n, n).masked_fill(key > query, NEVER)[None, None]"), 0, 1),
+    "window": (_mask("mask = (key <= query) & (key > query - 3)"), 0, 0),
+    "strictly earlier": (_mask("mask = torch.ones(n, n, dtype=torch.bool).tril(1)"), 0, 0),
+    "written": (_mask("mask = torch.ones(n, n, dtype=torch.bool); mask[:, 1] = False"), 0, 0),
+    "written in a view": (_mask("places[:].sub_(2); mask = (places >= 0).expand(n, n)"), 0, 0),
+    "of data": (_mask("mask = (key <= query) & (x[0, 0, :, 0] < 10)"), 0, 0),
+    # Its size depends on data for torch, even if the data are known.
+    "of indices": (_mask("mask = (torch.ones(n, n, dtype=torch.bool).nonzero().sum() >= 0).expand(n, n)"), 0, 0),
+    "finite": (_mask("mask = torch.full((n, n), -3.0).triu(1)"), 0, 0),
+}
 
 
 def _attend(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -322,28 +285,9 @@ def _reason(mask: Callable[[Tensor], Tensor], *, dynamic: bool) -> str:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(
-    ("mask", "nothing", "later"),
-    [
-        (_expanded_along_keys, 1, 0),
-        (_of_an_image, 1, 0),
-        (_last_of_a_cache, 1, 0),
-        (_causal, 0, 1),
-        (_of_packed_sequences, 0, 1),
-        (_additive, 0, 1),
-        (_filled, 0, 1),
-        (_window, 0, 0),
-        (_strictly_earlier, 0, 0),
-        (_written, 0, 0),
-        (_written_in_a_view, 0, 0),
-        (_of_data, 0, 0),
-        (_of_indices, 0, 0),
-        (_finite, 0, 0),
-    ],
-)
-def test_masks_that_are_known_leave(
-    mask: Callable[[Tensor], Tensor], nothing: int, later: int, *, dynamic: bool
-) -> None:
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_that_are_known_leave(name: str, *, dynamic: bool) -> None:
+    mask, nothing, later = MASKS[name]
     expected = f"of 1 masks of attention, {nothing} hide nothing and {later} what comes later"
     assert _reason(mask, dynamic=dynamic) == expected
 
