@@ -130,18 +130,6 @@ def test_circles_end() -> None:
     assert digest(body)
 
 
-def reads_module_as_value() -> object:
-    return [patterns]
-
-
-def hands_module_on() -> object:
-    return vars(patterns)
-
-
-def reads_module_by_name() -> object:
-    return (getattr(patterns, "double_kernel"), patterns.helper, patterns.TABLE["double"])  # noqa: B009
-
-
 with socket.socket() as _closed:
     UNSTABLE = {
         "socket": _closed,
@@ -149,8 +137,8 @@ with socket.socket() as _closed:
         "large tensor": torch.zeros(100_000),
         "meta tensor": torch.zeros(2, device="meta"),
         "thread": threading.current_thread(),
-        "module as a value": reads_module_as_value,
-        "module handed on": hands_module_on,
+        "module as a value": lambda: [patterns],
+        "module handed on": lambda: vars(patterns),
     }
 
 
@@ -159,7 +147,8 @@ def test_values_without_a_stable_form_are_named(name: str) -> None:
     found = fingerprint([Settings(UNSTABLE[name])], "body")
     assert found.unstable
     assert all(path.startswith(("body", "global", "module")) for path in found.unstable)
-    assert digest(reads_module_by_name)
+    # What is read by name has a stable form.
+    assert digest(lambda: (getattr(patterns, "double_kernel"), patterns.helper, patterns.TABLE["double"]))  # noqa: B009
 
 
 def test_small_tensors_count_by_content() -> None:
@@ -363,18 +352,6 @@ tuned = triton.autotune(configs=[triton.Config({"BLOCK": 128})], key=["n"])
 hidden.__dict__["tuned"] = tuned(patterns.double_kernel)
 
 
-def by_name() -> Any:
-    return patterns.double_kernel
-
-
-def by_layers() -> Any:
-    return patterns.two_configs_kernel.fn
-
-
-def by_factory() -> Any:
-    return make_kernel(2)
-
-
 def by_module_name() -> Any:
     return importlib.import_module("_".join(("magi", "hidden", "kernels"))).kernel
 
@@ -384,12 +361,17 @@ def by_module_name_around_a_known_one() -> Any:
     return importlib.import_module("_".join(("magi", "hidden", "kernels"))).tuned
 
 
-COVERED: list[Callable[[], Any]] = [by_name, by_layers, by_factory]
-HIDDEN: list[Callable[[], Any]] = [by_module_name, by_module_name_around_a_known_one]
+COVERED: dict[str, Callable[[], Any]] = {
+    "name": lambda: patterns.double_kernel,
+    "layers": lambda: patterns.two_configs_kernel.fn,
+    "factory": lambda: make_kernel(2),
+}
+HIDDEN = {"module_name": by_module_name, "module_name_around_a_known_one": by_module_name_around_a_known_one}
 
 
-def compiled_with(ops: Ops, choose: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, *, trains: bool) -> Any:
-    """Compile an op whose body says that it launches what *choose* returns; without a GPU nothing can be launched."""
+def compiled_with(ops: Ops, name: str, monkeypatch: pytest.MonkeyPatch, *, trains: bool) -> Any:
+    """Compile an op whose body says that it launches what it chose; without a GPU nothing can be launched."""
+    choose = (COVERED | HIDDEN)[name]
 
     def record(*body: Any) -> Any:
         recording = recording_of(*body)
@@ -403,7 +385,7 @@ def compiled_with(ops: Ops, choose: Callable[[], Any], monkeypatch: pytest.Monke
     def body(x: Tensor) -> Tensor:
         return choose() and x if x.numel() == 1 else x * 2
 
-    op = triton_op(f"{ops.namespace}::{choose.__name__}_{trains}", body, mutates_args=())
+    op = triton_op(f"{ops.namespace}::{name}_{trains}", body, mutates_args=())
     torch._dynamo.reset()
     counters.clear()
     weight = torch.ones(8, requires_grad=trains)
@@ -415,15 +397,15 @@ def compiled_with(ops: Ops, choose: Callable[[], Any], monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("trains", [False, True])
-@pytest.mark.parametrize("choose", [*COVERED, *HIDDEN])
+@pytest.mark.parametrize("name", [*COVERED, *HIDDEN])
 def test_a_graph_is_stored_if_the_key_covers_its_kernels(
-    choose: Callable[[], Any], trains: bool, ops: Ops, monkeypatch: pytest.MonkeyPatch
+    name: str, trains: bool, ops: Ops, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = see_through_report(compiled_with(ops, choose, monkeypatch, trains=trains)).cache
-    if choose in COVERED:
+    said = see_through_report(compiled_with(ops, name, monkeypatch, trains=trains)).cache
+    if name in COVERED:
         assert said == "keyed"
     else:
         assert said.startswith("not stored: no name in the code of the op leads to ")
         assert said.endswith("), which it launches")
     assert counters["aot_autograd"]["autograd_cache_miss"] == 1
-    assert counters["aot_autograd"]["autograd_cache_saved"] == (choose in COVERED)
+    assert counters["aot_autograd"]["autograd_cache_saved"] == (name in COVERED)
