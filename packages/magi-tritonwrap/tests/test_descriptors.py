@@ -54,15 +54,19 @@ def grid(x: Tensor) -> tuple[int, int]:
     return triton.cdiv(x.shape[0], TILE[0]), triton.cdiv(x.shape[1], TILE[1])
 
 
+def described(x: Tensor) -> TensorDescriptor:
+    return TensorDescriptor.from_tensor(x, TILE)
+
+
 def doubled(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    doubled_tile[grid(x)](TensorDescriptor.from_tensor(x, TILE), TensorDescriptor.from_tensor(out, TILE))
+    doubled_tile[grid(x)](described(x), described(out))
     return out
 
 
 def doubled_by_pointers(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
-    source = TensorDescriptor.from_tensor(x, TILE)
+    source = described(x)
     doubled_tile_by_pointers[grid(x)](source, out, out.stride(0), ROWS=TILE[0], COLUMNS=TILE[1], num_warps=2)
     return out
 
@@ -122,7 +126,7 @@ def test_a_launch_with_descriptors_of_fake_tensors_is_traced(name: str) -> None:
 @pytest.mark.usefixtures("stub")
 def test_a_write_through_a_descriptor_must_be_declared(ops: Ops) -> None:
     def body(x: Tensor, y: Tensor) -> Tensor:
-        doubled_tile[grid(x)](TensorDescriptor.from_tensor(x, TILE), TensorDescriptor.from_tensor(y, TILE))
+        doubled_tile[grid(x)](described(x), described(y))
         return x.clone()
 
     op = triton_op(f"{ops.namespace}::undeclared", body, mutates_args=())
@@ -131,39 +135,29 @@ def test_a_write_through_a_descriptor_must_be_declared(ops: Ops) -> None:
     assert isinstance(caught.value.inner_exception, UndeclaredWriteError)
 
 
-def not_a_number(x: Tensor) -> Any:
-    return TensorDescriptor.from_tensor(x, TILE, padding="nan")
-
-
 CAN_ROUND = "round_f32_to_tf32" in inspect.signature(TensorDescriptor).parameters
-
-
-def rounded(x: Tensor) -> Any:
-    make: Any = TensorDescriptor.from_tensor
-    return make(x, TILE, round_f32_to_tf32=True)
-
-
-def in_a_tuple(x: Tensor) -> Any:
-    return (TensorDescriptor.from_tensor(x, TILE),)
 
 
 @pytest.mark.usefixtures("stub")
 @pytest.mark.parametrize(
     ("argument", "why"),
     [
-        (not_a_number, r"with the TensorDescriptor 'source', made with padding='nan'; Inductor makes it again without"),
+        (
+            lambda x: TensorDescriptor.from_tensor(x, TILE, padding="nan"),
+            r"with the TensorDescriptor 'source', made with padding='nan'; Inductor makes it again without",
+        ),
         pytest.param(
-            rounded,
+            lambda x: TensorDescriptor.from_tensor(x, TILE, round_f32_to_tf32=True),
             r"with the TensorDescriptor 'source', made with round_f32_to_tf32=True; Inductor makes it again without",
             marks=pytest.mark.skipif(not CAN_ROUND, reason="from Triton 3.7 on"),
         ),
-        (in_a_tuple, r"with tensors inside the tuple 'source'"),
+        (lambda x: (described(x),), r"with tensors inside the tuple 'source'"),
     ],
 )
 def test_a_descriptor_that_inductor_cannot_make_again_is_refused(ops: Ops, argument: Any, why: str) -> None:
     def body(x: Tensor) -> Tensor:
         out = torch.empty_like(x)
-        doubled_tile[grid(x)](argument(x), TensorDescriptor.from_tensor(out, TILE))
+        doubled_tile[grid(x)](argument(x), described(out))
         return out
 
     op = triton_op(f"{ops.namespace}::refused", body, mutates_args=(), on_unsupported="error")
@@ -209,14 +203,12 @@ def test_a_write_that_torch_does_not_see_is_refused(ops: Ops) -> None:
 
     def added(x: Tensor) -> tuple[Tensor, Tensor]:
         out, total = torch.empty_like(x), torch.zeros_like(x)
-        doubled_and_added[grid(x)](*(TensorDescriptor.from_tensor(tensor, TILE) for tensor in (x, out, total)))
+        doubled_and_added[grid(x)](*map(described, (x, out, total)))
         return out, total
 
     def counted(x: Tensor) -> tuple[Tensor, Tensor]:
         out, total = torch.empty_like(x), x.new_zeros(1)
-        doubled_and_counted[grid(x)](
-            TensorDescriptor.from_tensor(x, TILE), TensorDescriptor.from_tensor(out, TILE), total
-        )
+        doubled_and_counted[grid(x)](described(x), described(out), total)
         return out, total
 
     refused = triton_op(f"{ops.namespace}::added", added, mutates_args=())

@@ -151,7 +151,7 @@ def test_a_method_whose_class_has_another_one_by_now(monkeypatch: pytest.MonkeyP
 HOW = {
     table_lookup: ("patterns.TABLE (global 'patterns' read by {here}.table_lookup)['double']", False),
     by_name: ("patterns.double_kernel (global 'patterns' read by {here}.by_name)", True),
-    patterns.closure_body: ("closure variable 'kernel' of tritonwrap_patterns._closure.<locals>.closure", True),
+    patterns.closure_body: ("closure variable 'launcher' of tritonwrap_patterns.through.<locals>.body", True),
     patterns.helper: ("global 'double_kernel' read by tritonwrap_patterns.launch_double", True),
     patterns.class_method: ("Doubler.kernel_of_class", False),
 }

@@ -125,55 +125,13 @@ def test_settings_of_triton_s_own_benchmark_do_not_matter_to_a_graph(settings: d
     assert [config.kwargs["BLOCK"] for config in launch.kernel.configs] == [128]
 
 
-def misspelt_parameter(x: Tensor) -> Tensor:
-    kernel[(1,)](x, x, n=4, BLOK=4)
-    return x
-
-
-def warmed_up(x: Tensor) -> Tensor:
-    compiled = kernel.warmup(x, x, 4, BLOCK=4, grid=(1,))
-    compiled[(1, 1, 1)](x, x, 4)
-    return x
-
-
 HOOKS: dict[str, Any] = {"hooked": config_with_hook}
-
-
-def in_a_table(x: Tensor) -> Tensor:
-    HOOKS["hooked"][(1,)](x, x, 4)
-    return x
 
 
 @triton.jit
 def table_kernel(pointers, n, BLOCK: tl.constexpr):
     out = tl.load(pointers).to(tl.pointer_type(tl.float32))
     tl.store(out + tl.arange(0, BLOCK), n)
-
-
-def through_addresses(x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    kernel[(1,)](x.data_ptr(), out.data_ptr(), 4, BLOCK=4)
-    return out
-
-
-def through_an_object_with_an_address(x: Tensor) -> Tensor:
-    kernel[(1,)](x, Address(x), 4, BLOCK=4)
-    return x.clone()
-
-
-def through_addresses_of_before(x: Tensor) -> Tensor:
-    kernel[(1,)](BUFFER, BUFFER, 4, BLOCK=4)
-    return x.clone()
-
-
-def reinterpreted_as_wider(x: Tensor) -> Tensor:
-    kernel[(1,)](x, triton.reinterpret(x, tl.float64), 4, BLOCK=4)
-    return x.clone()
-
-
-def with_tensors_in_a_tuple(x: Tensor) -> Tensor:
-    kernel[(1,)]((x, x), x, 4, BLOCK=4)
-    return x.clone()
 
 
 class Address:
@@ -187,31 +145,54 @@ class Address:
 BUFFER = torch.ones(4).data_ptr()
 
 
-def through_a_table_of_pointers(x: Tensor) -> Tensor:
-    table_kernel[(1,)](torch.zeros(1, dtype=torch.int64, device=x.device), x.numel(), BLOCK=128)
-    return x.clone()
-
-
 # Launches, of which only the trace tells.
-LAUNCHES: list[tuple[Callable[[Tensor], Tensor], str]] = [
-    (misspelt_parameter, "is launched with BLOK=, which is neither a parameter of it nor .*; did you mean BLOCK="),
-    (warmed_up, r"is compiled by \.warmup\(\) in the op's body, .*Launch the kernel itself"),
-    (in_a_table, r"has a triton\.Config with pre_hook="),
-    (
-        through_addresses,
+LAUNCHES: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "a misspelt parameter": (
+        lambda x: kernel[(1,)](x, x, n=4, BLOK=4),
+        "is launched with BLOK=, which is neither a parameter of it nor .*; did you mean BLOCK=",
+    ),
+    "warmed up": (
+        lambda x: kernel.warmup(x, x, 4, BLOCK=4, grid=(1,))[(1, 1, 1)](x, x, 4),
+        r"is compiled by \.warmup\(\) in the op's body, .*Launch the kernel itself",
+    ),
+    "in a table": (lambda x: HOOKS["hooked"][(1,)](x, x, 4), r"has a triton\.Config with pre_hook="),
+    "addresses": (
+        lambda x: kernel[(1,)](x.data_ptr(), torch.empty_like(x).data_ptr(), 4, BLOCK=4),
         "was launched with 'x', the address of a Tensor that the graph then does not see; pass the Tenso",
     ),
-    (through_an_object_with_an_address, "was launched with 'out', the address of a Tensor"),
-    (through_addresses_of_before, "kernel' writes none of its tensors as far as torch can tell"),
-    (reinterpreted_as_wider, "was launched with 'out' reinterpreted as fp64, as which torch cannot view it"),
-    (with_tensors_in_a_tuple, "was launched with tensors inside the tuple 'x'"),
-    (through_a_table_of_pointers, "table_kernel' writes none of its tensors as far as torch can tell"),
-]
+    "an object with an address": (
+        lambda x: kernel[(1,)](x, Address(x), 4, BLOCK=4),
+        "was launched with 'out', the address of a Tensor",
+    ),
+    "addresses of before": (
+        lambda x: kernel[(1,)](BUFFER, BUFFER, 4, BLOCK=4),
+        "kernel' writes none of its tensors as far as torch can tell",
+    ),
+    "reinterpreted as wider": (
+        lambda x: kernel[(1,)](x, triton.reinterpret(x, tl.float64), 4, BLOCK=4),
+        "was launched with 'out' reinterpreted as fp64, as which torch cannot view it",
+    ),
+    "tensors in a tuple": (
+        lambda x: kernel[(1,)]((x, x), x, 4, BLOCK=4),
+        "was launched with tensors inside the tuple 'x'",
+    ),
+    "a table of pointers": (
+        lambda x: table_kernel[(1,)](torch.zeros(1, dtype=torch.int64, device=x.device), x.numel(), BLOCK=128),
+        "table_kernel' writes none of its tensors as far as torch can tell",
+    ),
+}
+PLACED = {"a misspelt parameter", "warmed up", "a table of pointers", "tensors in a tuple"}
 
 
 @pytest.mark.parametrize("how", ["op", "setting", "neither"])
-@pytest.mark.parametrize(("body", "reason"), LAUNCHES, ids=[str(at) for at in range(len(LAUNCHES))])
-def test_what_only_the_trace_tells(body: Callable[[Tensor], Tensor], reason: str, how: str, ops: Ops) -> None:
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_what_only_the_trace_tells(name: str, how: str, ops: Ops) -> None:
+    launch, reason = LAUNCHES[name]
+
+    def body(x: Tensor) -> Tensor:
+        launch(x)
+        return x.clone()
+
     op = ops.define("late", body)
     make_see_through(op, body, on_unsupported="error" if how == "op" else None)
     if how != "neither":
@@ -220,11 +201,11 @@ def test_what_only_the_trace_tells(body: Callable[[Tensor], Tensor], reason: str
             pytest.raises(BackendCompilerFailed, match=reason) as caught,
         ):
             aot_graphs(op, torch.ones(300))
-        error = UnsupportedKernelError if body is in_a_table else UnsupportedLaunchError
+        error = UnsupportedKernelError if name == "in a table" else UnsupportedLaunchError
         assert isinstance(caught.value.inner_exception, error)
-        caught.match(r"defined at .*test_refused\.py" if body is not in_a_table else rf"{__file__}:")
-        if body in (misspelt_parameter, warmed_up, through_a_table_of_pointers, with_tensors_in_a_tuple):
-            caught.match(rf"launched at .*test_refused\.py:{body.__code__.co_firstlineno + 1}")
+        caught.match(r"defined at .*test_refused\.py" if name != "in a table" else rf"{__file__}:")
+        if name in PLACED:
+            caught.match(rf"launched at .*test_refused\.py:{launch.__code__.co_firstlineno}")
         return
     with pytest.warns(OpaqueFallbackWarning, match=f"late stays opaque.*{reason}"):
         assert op_stays(op, torch.ones(300))

@@ -139,20 +139,6 @@ def module_level(x: Tensor) -> Tensor:
     return out
 
 
-def _closure() -> Callable[[Tensor], Tensor]:
-    kernel = double_kernel
-
-    def closure(x: Tensor) -> Tensor:
-        out = torch.empty_like(x)
-        kernel[blocks(x.numel())](x, out, x.numel(), BLOCK=128)
-        return out
-
-    return closure
-
-
-closure_body = pattern()(_closure())
-
-
 @pattern()
 def helper(x: Tensor) -> Tensor:
     out = torch.empty_like(x)
@@ -319,6 +305,8 @@ def heuristics_above_autotune_kernel(x, out, n, BLOCK: tl.constexpr, SCALE: tl.c
     tl.store(out + offsets, tl.load(x + offsets, mask) * SCALE, mask)
 
 
+closure_body = through(double_kernel, BLOCK=128)
+add("closure", closure_body)
 add("autotune_one_config", through(one_config_kernel))
 add("autotune_two_configs", through(two_configs_kernel), interpretable=False)
 add("autotune_pruned", through(pruned_kernel), interpretable=False)
