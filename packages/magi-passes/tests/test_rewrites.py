@@ -121,42 +121,32 @@ def guarded(fn: Callable[..., Any]) -> tuple[Callable[..., Any], list[str]]:
 FOUND, NONE = (f"{count} symbolic paddings of convolutions are zero" for count in (1, 0))
 
 
-@pytest.mark.parametrize(("fn", "dims"), [(causal_by_hand, 3), (causal_1d, 1)])
-def test_other_amounts_compile_once_more(fn: Any, dims: int) -> None:
-    run, reasons = guarded(fn)
-    for count, cached in ((4, 2), (5, 2), (3, 2), (4, 0), (5, 1), (4, 2), (3, 1), (3, 0)):
-        x, cache = frames(count, cached, dims)
-        torch.testing.assert_close(run(x, cache), fn(x, cache))
+TWO: list[tuple[Tensor, ...]] = [frames(count, 2) for count in (4, 5)]
+CACHED = [(4, 2), (5, 2), (3, 2), (4, 0), (5, 1), (4, 2), (3, 1), (3, 0)]
+WINDOWS = [(16, 24), (12, 32), (9, 17), (10, 23), (24, 16), (11, 30)]
+# What is compiled, the inputs of its calls, and what the pass says of each graph.
+GUARDED: dict[str, tuple[Callable[..., Any], list[tuple[Tensor, ...]], list[str]]] = {
     # Zero cached frames and one are sizes that torch itself always sets apart.
-    assert reasons == [FOUND, NONE, NONE]
+    "by hand": (causal_by_hand, [frames(*each) for each in CACHED], [FOUND, NONE, NONE]),
+    "one dimension": (causal_1d, [frames(*each, 1) for each in CACHED], [FOUND, NONE, NONE]),
+    "up to a multiple": (
+        lambda x: CONV2(pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4))),
+        [(torch.randn(1, 8, *size),) for size in WINDOWS],
+        ["2 symbolic paddings of convolutions are zero", NONE],
+    ),
+    "no convolution reads it": (lambda x, c: pad(x, (0, 2 - c.shape[2])) * 2, TWO, [NONE]),
+    "the amounts are numbers": (lambda x, c: CONV3(pad(x, (1, 1, 1, 1, 2, 0))) + c.sum(), TWO, [NONE]),
+    "the amount is not zero": (lambda x, c: CONV3(pad(x, (1, 1, 1, 1, 3 - c.shape[2], 0))), TWO, [NONE]),
+}
 
 
-def test_amounts_up_to_a_multiple_make_two_graphs() -> None:
-    def windows(x: Tensor) -> Tensor:
-        out: Tensor = CONV2(pad(x, (0, -x.shape[3] % 4, 0, -x.shape[2] % 4)))
-        return out
-
-    run, reasons = guarded(windows)
-    for size in ((16, 24), (12, 32), (9, 17), (10, 23), (24, 16), (11, 30)):
-        x = torch.randn(1, 8, *size)
-        torch.testing.assert_close(run(x), windows(x))
-    assert reasons == ["2 symbolic paddings of convolutions are zero", NONE]
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        pytest.param(lambda x, c: pad(x, (0, 2 - c.shape[2])) * 2, id="no convolution reads it"),
-        pytest.param(lambda x, c: CONV3(pad(x, (1, 1, 1, 1, 2, 0))) + c.sum(), id="the amounts are numbers"),
-        pytest.param(lambda x, c: CONV3(pad(x, (1, 1, 1, 1, 3 - c.shape[2], 0))), id="the amount is not zero"),
-    ],
-)
-def test_what_is_left_alone(fn: Any) -> None:
+@pytest.mark.parametrize("name", GUARDED)
+def test_graphs_with_and_without_the_padding(name: str) -> None:
+    fn, inputs, expected = GUARDED[name]
     run, reasons = guarded(fn)
-    for count in (4, 5):
-        x, cache = frames(count, 2)
-        torch.testing.assert_close(run(x, cache), fn(x, cache))
-    assert reasons == [NONE]
+    for tensors in inputs:
+        torch.testing.assert_close(run(*tensors), fn(*tensors))
+    assert reasons == expected
 
 
 def test_an_amount_that_depends_on_data_is_left_alone() -> None:
