@@ -208,12 +208,14 @@ def saved_and_loaded(program: torch.export.ExportedProgram) -> Any:
     return torch.export.load(buffer).module()
 
 
-def count_graphs(fn: Callable[..., Any], *, dynamic: bool | None = None) -> tuple[Callable[..., Any], list[Any]]:
+def count_graphs(
+    fn: Callable[..., Any], *, dynamic: bool | None = None, backend: str = "eager"
+) -> tuple[Callable[..., Any], list[Any]]:
     """*fn* compiled whole, and the graphs that it has so far."""
     graphs: list[Any] = []
 
-    def backend(graph: Any, _: Any) -> Any:
+    def counting(graph: Any, inputs: Any) -> Any:
         graphs.append(graph)
-        return graph.forward
+        return torch._dynamo.lookup_backend(backend)(graph, inputs)
 
-    return torch.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic), graphs
+    return torch.compile(fn, backend=counting, fullgraph=True, dynamic=dynamic), graphs

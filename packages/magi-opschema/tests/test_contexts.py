@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pytest
 import torch
-from _signatures import Listening
+from _signatures import Listening, count_graphs
 from magi_opschema import errors, magi_register_custom_op, op_def, register_kernel
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -379,13 +379,7 @@ def test_as_the_plain_body(ns: str, mode: str, backend: str, dynamic: bool) -> N
         plan = Plan(Affine(weight, bias), Crop(1, x.shape[0] - 1), 3.0, (term,))
         return fn(x.sin(), plan).relu() + fn(x, Plan(Affine(weight, mode="add"), Crop(0, x.shape[0] - 1)))
 
-    graphs = []
-
-    def counting(graph: Any, example_inputs: Any) -> Any:
-        graphs.append(graph)
-        return torch._dynamo.lookup_backend(backend)(graph, example_inputs)
-
-    compiled = torch.compile(lambda *tensors: call(apply, *tensors), fullgraph=True, backend=counting, dynamic=dynamic)
+    compiled, graphs = count_graphs(lambda *tensors: call(apply, *tensors), dynamic=dynamic, backend=backend)
     guard = {"training": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[mode]
     sizes = (6, 9, 7) if dynamic else (6, 9)  # no two are equal, which would make them one symbol
     for rows in sizes:
