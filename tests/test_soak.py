@@ -86,7 +86,7 @@ def called(compiled: Any, fn: Any, shape: Any, seed: int, *, trains: bool) -> No
 
 
 def left_behind() -> Counter[str]:
-    """What the process holds: MiB of memory, open files, threads and children."""
+    """What the process holds: MiB of memory, open files, threads, children, and shared libraries."""
     me, pages = Path("/proc/self"), int(Path("/proc/self/statm").read_text().split()[1])
     children = sum(len(path.read_text().split()) for path in me.glob("task/*/children"))
     return Counter(
@@ -94,6 +94,7 @@ def left_behind() -> Counter[str]:
         files=len(list((me / "fd").iterdir())),
         threads=len(list((me / "task").iterdir())),
         children=children,
+        libraries=len({line.split()[-1] for line in (me / "maps").read_text().splitlines() if ".so" in line}),
     )
 
 
@@ -133,4 +134,7 @@ def test_nothing_is_wrong_and_nothing_is_left_behind(record_property: Any) -> No
     assert last["files"] <= first["files"] + 4
     assert last["threads"] <= first["threads"] + 2
     assert last["children"] <= first["children"]
-    assert last["memory"] <= 1.15 * first["memory"] + 64
+    # With backend "inductor" each `torch.compiler.reset` leaves 0.3 MiB behind too, and so does each library of a
+    # compiled kernel, which torch never unloads (2.13).
+    by_torch = 0.4 * (len(seen) - len(seen) // 4 + last["libraries"] - first["libraries"])
+    assert last["memory"] <= 1.15 * first["memory"] + 64 + by_torch
