@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from _pretended_gpu import generated
+from _pretended_gpu import generated, module_of
 from magi_tritonwrap import triton_op
+from magi_tritonwrap.testing import stub_driver
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -156,11 +159,14 @@ def test_a_reduction_over_two_tiled_dimensions(fn: Any) -> None:
     assert all(each == {"i32"} for each in types_of_sizes(code))
 
 
-def tuned(code: str) -> dict[int, set[str]]:
-    """Whether kernels are tuned like those of max-autotune, by the number of their tile dimensions."""
-    found: dict[int, set[str]] = {}
-    for hints, flag in re.findall(r"size_hints=\{(.*?)\}.*?'max_autotune_pointwise': (\w+)", code, re.DOTALL):
-        found.setdefault(hints.count(":"), set()).add(flag)
+def blocks(code: str, folder: Path) -> dict[str, set[tuple[int, ...]]]:
+    """The blocks of x, y and z among which each kernel of three tile dimensions is tuned, by its name."""
+    found = {}
+    with mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu"), stub_driver():
+        for name, source in re.findall(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\'", code, re.DOTALL):
+            kwargs = [config.kwargs for config in getattr(module_of(source, folder), name).configs]
+            if "ZBLOCK" in kwargs[0]:
+                found[name] = {tuple(each[f"{dim}BLOCK"] for dim in "XYZ") for each in kwargs}
     return found
 
 
@@ -169,13 +175,40 @@ def downsample(x: Tensor) -> Tensor:
     return F.conv2d(F.pad(x, (0, 1, 0, 1)), x.new_empty(128, 128, 3, 3), stride=2)
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_tiles_of_three_dimensions_are_tuned_where_the_user_wants_it(wanted: bool) -> None:
-    x = torch.empty(1, 128, 512, 512, dtype=torch.bfloat16, device="meta")
-    with torch._inductor.config.patch({"triton.autotune_pointwise": wanted}):
-        found = tuned(generated(downsample, x, dynamic=True, backend="magi"))
-    assert found.pop(3) == {str(wanted)}
-    assert set().union(*found.values()) <= {"False"}
+def snake(x: Tensor, scale: Tensor) -> Tensor:
+    return x + (scale.exp() * x).sin().square()
+
+
+def reflected(x: Tensor) -> Tensor:
+    return F.pad(x, (1, 1, 1, 1), mode="reflect")
+
+
+LINES = {(64, 8, 8), (1024, 1, 1)}
+CUBES = {(16, 16, 16), (64, 8, 8), (8, 8, 64)}
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "expected"),
+    [
+        pytest.param(snake, [(16, 128, 5000), (1, 128, 1)], LINES, id="along rows"),
+        pytest.param(downsample, [(8, 128, 512, 512)], CUBES, id="transposed"),
+        pytest.param(reflected, [(64, 400, 500)], None, id="in another way"),
+    ],
+)
+def test_tiles_of_three_dimensions_are_tuned_among_the_blocks_that_can_suit(
+    fn: Any, shapes: list[tuple[int, ...]], expected: set[tuple[int, ...]] | None, tmp_path: Path
+) -> None:
+    given = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+    three = {"triton.max_tiles": 3, "triton.prefer_nd_tiling": True}
+    codes = [
+        generated(fn, *given, dynamic=True, backend="magi", options=three | more)
+        for more in ({}, {"max_autotune_pointwise": True}, {"triton.autotune_pointwise": False})
+    ]
+    ours, of_max_autotune, untuned = (blocks(code, tmp_path) for code in codes)
+    ((name, seven),) = of_max_autotune.items()
+    assert ours == {name: expected or seven}
+    assert ours[name] <= seven
+    assert [len(found) for found in untuned.values()] == [1]
 
 
 def video(x: Tensor, *weights: Tensor) -> Tensor:

@@ -211,6 +211,26 @@ def test_three_dimensions_only_where_nothing_is_reduced() -> None:
     assert launchable(two, is_reduction=True) is two
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"x"}, {"x"}], [(64, 8, 8), (1024, 1, 1)]),
+        ([{"y"}], [(8, 64, 8), (1, 1024, 1)]),
+        ([{"x"}, {"y"}], [(16, 16, 16), (64, 8, 8), (8, 64, 8)]),
+        # The taps of a convolution, whose weight is transposed, are within each block.
+        ([{"z"}, {"y"}], [(16, 16, 16), (8, 64, 8)]),
+    ],
+)
+def test_the_blocks_that_suit_a_kernel(rows: list[set[str]], expected: list[tuple[int, int, int]]) -> None:
+    suitable = _torch_compat.kernels.suitable_blocks
+    sizes = {"z": 16, "y": 512, "x": 512}
+    assert suitable(sizes, rows) == expected
+    every = suitable(sizes, [*rows, set()])
+    assert len(every) == 7
+    assert set(every) > set(expected)
+    assert suitable({"z": 2, "y": 4, "x": 512}, [{"x"}])[1] == (256, 1, 1)
+
+
 def test_a_quotient_of_sizes_is_cancelled() -> None:
     """The mean over images, which torch 2.11 could not write: "exponent must be non-negative, got -1"."""
     height, width = FloorDiv(Y - 1, 32), FloorDiv(X - 1, 32)

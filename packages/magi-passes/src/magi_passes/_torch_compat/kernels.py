@@ -6,12 +6,17 @@ Run on torch 2.11 and 2.13, read in 2.10, 2.12 and 2.15.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import inspect
+import math
+import re
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
+
+import torch
 
 
 MAX_INT32 = 2**31 - 1
@@ -197,9 +202,9 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     it merges those above its own limit.
 
     A pointwise kernel with three tile dimensions is not tuned: it gets blocks of 16 by 16 by 16, each row of which is
-    a quarter of what neighbouring threads could read together. Here it gets the choice that `max_autotune_pointwise`
-    gives to all kernels. A padded downsampling of Stable Diffusion's encoder takes 0.38 ms in place of 0.58 (one H200,
-    torch 2.11).
+    a quarter of what neighbouring threads could read together. Here it gets those of the seven blocks of
+    `max_autotune_pointwise` that can suit it (`suitable_blocks`). A padded downsampling of Stable Diffusion's encoder
+    takes 0.38 ms in place of 0.58 (one H200, torch 2.11).
 
     A kernel that holds a whole row gets one warp where rows lie one after another, which is meant for rows that are
     read four numbers at a time; rows of symbolic length are read one by one. Here it gets the blocks of other rows, of
@@ -230,6 +235,8 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
             _replace(sizes_of_graphs.SizeVarAllocator, "statically_known_multiple_of", _known_multiple, memo_of_current)
             _replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
             _replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
+            _replace(TritonKernel, "load", _note_access, memo_of_current)
+            _replace(TritonKernel, "store", _note_access, memo_of_current)
             _replace(TritonKernel, "codegen_kernel", _write_tuned_kernel, memo_of_current)
             _replace(TritonKernel, "iteration_ranges_codegen_header", _write_unfolded, memo_of_current)
             _replace(TritonKernel, "_has_constant_mask", _masked_where_folded, memo_of_current)
@@ -425,17 +432,101 @@ def _choose_launchable(
     return choose(cls, node_schedule, numel, reduction_numel, ranked)
 
 
+def _has_three_dimensions(kernel: Any) -> bool:
+    return sum(not tree.is_reduction for tree in kernel.range_trees) == 3 and not kernel.features.is_reduction()
+
+
+CUBE, ROW = 16, 64
+"""The side of a cubic block, and the longest side of a block that is long along one dimension."""
+
+
+def _note_access(access: Any, _memo: Any, kernel: Any, name: str, index: Any, *args: Any, **how: Any) -> Any:
+    if _has_three_dimensions(kernel):
+        vars(kernel).setdefault("_magi_passes_rows", []).append((name, _rows_of(kernel, index)))
+    return access(kernel, name, index, *args, **how)
+
+
+def _rows_of(kernel: Any, index: Any) -> set[str] | None:
+    """The tile dimensions along which *index* walks through memory one by one; None if it is the same along one.
+
+    What is the same along a dimension is read once, and stays in a cache.
+    """
+    from torch._inductor.utils import sympy_index_symbol, sympy_subs
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    index = kernel.prepare_indexing(index)  # which adds counters
+    counters = {symbol: entry.expr for symbol, entry in kernel.range_tree_nodes.items()}
+    place = sympy_subs(index, counters).expand(identity=True)
+    loaded = [kernel.cse.varname_map[it.name] for it in place.free_symbols if symbol_is_type(it, SymT.TMP)]
+    by_data = {mask for variable in loaded for mask in variable.mask_vars}
+    rows = set[str]()
+    for tree in kernel.range_trees:
+        it = sympy_index_symbol(tree.name)
+        # A variable does not say that it depends on a dimension that needs no mask.
+        jumps = loaded and (f"{tree.prefix}mask" in by_data or kernel._has_constant_mask(tree))
+        if tree.numel != 1 and not tree.is_reduction and not jumps and not place.has(it):
+            return None
+        if not jumps and place.xreplace({it: ROW}) - place.xreplace({it: 0}) == ROW:
+            rows.add(tree.prefix)
+    return rows
+
+
+_POINTWISE = re.compile(r"pointwise\((\s*size_hints=)(\{.*?\})(.*?)(\s*)(min_elem_per_thread=\d+)", re.DOTALL)
+"""The first lines of a pointwise kernel behind ``@triton_heuristics.``. All releases; three dimensions have no hint."""
+
+
 def _write_tuned_kernel(write: Any, _memo: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
     from torch._inductor import config
+    from torch._inductor.virtualized import V
 
-    has_three_dimensions = sum(not tree.is_reduction for tree in kernel.range_trees) == 3
-    is_tuned = has_three_dimensions and not kernel.features.is_reduction() and config.triton.autotune_pointwise
+    is_tuned = _has_three_dimensions(kernel) and config.triton.autotune_pointwise
+    # Hints ask for more blocks, and AMD's cards have other numbers of warps.
+    is_stocks_choice = (
+        config.max_autotune or config.max_autotune_pointwise or kernel.autotune_hints or torch.version.hip
+    )
     with config.patch(max_autotune_pointwise=True) if is_tuned else contextlib.nullcontext():
         code: str = write(kernel, *args, **kwargs)
-    rows = [tree.numel for tree in kernel.range_trees if tree.is_reduction]
-    if kernel.persistent_reduction and any(length.free_symbols for length in rows):
+    if is_tuned and not is_stocks_choice:
+        removed = V.graph.removed_buffers | kernel.removed_buffers
+        noted = vars(kernel).get("_magi_passes_rows", [])
+        rows = [dims for name, dims in noted if dims is not None and name not in removed]
+        return _POINTWISE.sub(functools.partial(_choose_blocks, rows), code)
+    lengths = [tree.numel for tree in kernel.range_trees if tree.is_reduction]
+    if kernel.persistent_reduction and any(length.free_symbols for length in lengths):
         return code.replace("reduction_hint=ReductionHint.INNER", "reduction_hint=ReductionHint.DEFAULT")
     return code
+
+
+def _choose_blocks(rows: Sequence[set[str]], first_lines: re.Match[str]) -> str:
+    """The lines that have a kernel tuned among the blocks that suit *rows*, each block as `pointwise` makes it."""
+    before, hints, rest, line, least = first_lines.groups()
+    blocks = suitable_blocks(ast.literal_eval(hints), rows)
+    made = ", ".join(f"triton_heuristics.triton_config({hints}, {x}, {y}, {z}, {least})" for x, y, z in blocks)
+    kind = "triton_heuristics.HeuristicType.POINTWISE"
+    # Inductor looks for the name with its @ where it names the kernel.
+    source = "# of the blocks of @triton_heuristics.pointwise"
+    return f"cached_autotune({before}{hints}{rest}{line}configs=[{made}],  {source}{line}heuristic_type={kind}"
+
+
+def suitable_blocks(sizes: Mapping[str, int], rows: Sequence[set[str]]) -> list[tuple[int, int, int]]:
+    """The blocks of x, y and z among which a pointwise kernel of the tile dimensions *sizes* is tuned.
+
+    *rows* has the dimensions along which each load and each store walks through memory one by one. Neighbouring threads
+    are to read along these, so a block that is longest along another dimension is not the fastest. Where there is one
+    such dimension, nor is a cube, whose rows are short. Where there are more, something is transposed, and a block that
+    is one row would read or write single numbers; a dimension that is no longer than the cube needs no block of its
+    own. All blocks stay if something is read in another way: the fastest then depends on what a cache holds.
+    """
+    line = max(256, min(math.prod(sizes.values()) // 128, 1024))
+    cube, long = (CUBE, CUBE, CUBE), {"x": (ROW, 8, 8), "y": (8, ROW, 8), "z": (8, 8, ROW)}
+    lines = {"x": (line, 1, 1), "y": (1, line, 1), "z": (1, 1, line)}
+    match sorted(set().union(*rows)) if all(rows) else []:
+        case []:
+            return [cube, *long.values(), *lines.values()]
+        case [dim]:
+            return [long[dim], lines[dim]]
+        case dims:
+            return [cube, *(long[dim] for dim in dims if sizes[dim] > CUBE)]
 
 
 def _write_two_dimensions_together(write: Any, _memo: Any, *args: Any, **kwargs: Any) -> Any:
