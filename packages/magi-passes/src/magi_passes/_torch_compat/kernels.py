@@ -66,7 +66,8 @@ def _note_expression(rename: Any, _memo: Any, kernel: Any, index: Any) -> Any:
 
     if not isinstance(index, (list, tuple)):
         # Inductor names blocks by strings, such as "R0_BLOCK".
-        vars(kernel).setdefault("_magi_passes_expressions", set()).add(sympy.sympify(index))
+        # In order, since a guard that one of them adds may answer for the next.
+        vars(kernel).setdefault("_magi_passes_expressions", {})[sympy.sympify(index)] = None
     return rename(kernel, index)
 
 
@@ -81,7 +82,7 @@ def _declare_narrow(declare: Any, memo: Any, signature: Any, *, size_dtype: Any,
         if isinstance(arg, SizeArg) and arg.name.startswith("ks") and declared.get(name.name) == "i64"
     ]
     if size_dtype == "tl.int32" and wide and "indices" not in rest:
-        expressions: set[Any] = getattr(V.kernel, "_magi_passes_expressions", set())
+        expressions: dict[Any, None] = getattr(V.kernel, "_magi_passes_expressions", {})
         if all(_fits(bound, memo) for index in expressions for bound in bounds_of_sizes(index)):
             declared |= dict.fromkeys(wide, "i32")
     return declared
@@ -101,7 +102,7 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
         terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(index.expand()))
         yield sympy.Add(*(abs(coefficient) * rest for coefficient, rest in terms))
         # A quotient of sizes may be small although its numerator is large.
-        parts = [arg for function in index.atoms(sympy.Function) for arg in function.args]
+        parts = [arg for function in sorted(index.atoms(sympy.Function), key=str) for arg in function.args]
     elif isinstance(index, (sympy.Add, sympy.Mul)):
         sizes = [part for part in parts if all(map(_is_size, part.free_symbols))]
         yield from bounds_of_sizes(index.func(*sizes))
