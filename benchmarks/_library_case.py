@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,9 +18,14 @@ from _case import Row, graphs_compiled
 from _clock import Clock, measure_configurations_alone, stay_on_one_core, time_in_turn
 from _difference import Difference, difference, judged
 from _kernels import by_name, kernels_of
-from _library_op import Body, Program, program_of
+from _library_op import Body, LibraryOp, Program, program_of
 from _results import device_name, version_of
 from torch import Tensor
+
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from _stand_ins import import_only_kernels_of
 
 
 ARMS = {
@@ -38,11 +45,18 @@ ROUNDING = Difference(1.0, 2.0**-9, 2.0**-8)
 
 
 def program_named(name: str) -> Program:
-    """The block, or one op of the library that *name* begins with; imports the library."""
+    """The block, or one op of the library that *name* begins with."""
     if name == BLOCK:
         program: Program = importlib.import_module("_llama_block").PROGRAM
         return program
-    return program_of(name, importlib.import_module(f"_{name.partition('_')[0]}_ops").OPS[name])
+    return program_of(name, ops_of(name.partition("_")[0])[name])
+
+
+def ops_of(library: str) -> dict[str, LibraryOp]:
+    """The ops of *library* by name; imports the library."""
+    import_only_kernels_of(library)
+    ops: dict[str, LibraryOp] = importlib.import_module(f"_{library}_ops").OPS
+    return ops
 
 
 def with_one_config() -> None:

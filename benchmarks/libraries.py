@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops of Liger and flash-linear-attention, and a Llama block with Liger's kernels, called and registered in four ways.
+"""Ops of four libraries of kernels, and a Llama block with those of Liger, called and registered in four ways.
 
     python benchmarks/libraries.py --out DIR                                   # on a machine with a CUDA GPU
     python benchmarks/libraries.py --only liger_swiglu,llama_block --kernels --out DIR
     python benchmarks/libraries.py --tiny --only liger_swiglu --out DIR        # any machine, Triton's interpreter
     python benchmarks/libraries.py --merge DIR/rows.jsonl ...
 
-The libraries must be importable: liger-kernel, fla-core and what that imports, einops. The arms of an op:
+The libraries must be importable: liger-kernel; fla-core and what that imports, einops; the files of unsloth and vllm
+that hold the kernels, which are imported without the trainer and the server around them. The arms of an op:
 
 - `eager`         the library's call
 - `dynamo`        the library's call under stock `torch.compile`
@@ -43,7 +44,10 @@ PROGRAMS = (
     *("fla_rotary", "fla_local_cumsum", "fla_global_cumsum", "fla_chunk_gla", "fla_fused_recurrent_gla"),
     *("fla_chunk_simple_gla", "fla_chunk_retention", "fla_fused_recurrent_retention", "fla_chunk_delta_rule"),
     *("fla_fused_recurrent_delta_rule", "fla_chunk_gated_delta_rule", "fla_fused_recurrent_gated_delta_rule"),
-    *("fla_fused_recurrent_hgrn", BLOCK),
+    "fla_fused_recurrent_hgrn",
+    *("unsloth_rms_norm", "unsloth_layer_norm", "unsloth_swiglu", "unsloth_geglu", "unsloth_rope"),
+    *("vllm_rms_norm_gated", "vllm_fused_qk_norm", "vllm_merge_attention", "vllm_sum_of_experts", "vllm_awq_product"),
+    BLOCK,
 )
 BY_DEFAULT = ("eager", "dynamo", "opaque", "seen_through")
 COLUMNS = ("case", "arm", "torch", "median", "alone", "compile s", "graphs", "difference", "stays opaque")
@@ -88,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.tiny:
         # Before the server of the processes imports Triton, whose own functions are interpreted too.
         os.environ["TRITON_INTERPRET"] = "1"
+        # vLLM takes Triton where no GPU is found only if it is told so.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     lock = str(Path(tempfile.gettempdir()) / f"{NAME}-{os.getpid()}.lock")
     groups = [
         [Job(name, arm, measure, (name, arm, lock, options.tiny, options.kernels)) for arm in options.arms]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of two libraries that benchmarks/libraries.py measures, as ops: `_library_ops.py (graphs|numbers)`.
+"""The functions of libraries that benchmarks/libraries.py measures, as ops: `_library_ops.py (graphs|numbers) liger`.
 
 `graphs` compiles each up to AOTAutograd with a driver that needs no GPU; `numbers` compares the compiled op with the
 library's own call, with TRITON_INTERPRET=1. Either prints a line of JSON for each op.
@@ -7,7 +7,6 @@ library's own call, with TRITON_INTERPRET=1. Either prints a line of JSON for ea
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 import warnings
@@ -26,7 +25,7 @@ from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from _library_case import with_one_config
+from _library_case import ops_of, with_one_config
 from _library_op import LibraryOp
 
 
@@ -81,7 +80,7 @@ def numbers(made: Any, op: LibraryOp, inputs: tuple[torch.Tensor, ...]) -> dict[
     return {}
 
 
-def main(mode: str, *only: str) -> None:
+def main(mode: str, *libraries: str) -> None:
     """Print a line for each op; one that fails says with what."""
     from magi_backend import magi_register_custom_op
 
@@ -89,10 +88,8 @@ def main(mode: str, *only: str) -> None:
     if mode == "numbers":
         complete_the_interpreter()
     with pretended_gpu(for_triton=mode == "graphs"):
-        ops: dict[str, LibraryOp] = importlib.import_module("_liger_ops").OPS | importlib.import_module("_fla_ops").OPS
+        ops = {name: op for library in libraries for name, op in ops_of(library).items()}
     for name, op in ops.items():
-        if only and name not in only:
-            continue
         torch.manual_seed(0)
         inputs = op.inputs(op.sizes["tiny"], torch.bfloat16 if mode == "graphs" else torch.float32)
         with (

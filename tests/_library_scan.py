@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
 import importlib.util
 import json
-import os
 import sys
 import time
 import warnings
@@ -28,6 +26,7 @@ from unittest import mock
 import pytest
 import torch
 from _pretended_gpu import H200
+from _stand_ins import import_only_kernels_of
 from magi_tritonwrap import find_kernels, see_through_report, triton_op
 from magi_tritonwrap.testing import stub_driver
 
@@ -41,12 +40,6 @@ LIBRARIES = {
     "torchao": "torchao",
     "xformers": "xformers",
 }
-# The second keeps unsloth from printing.
-ENVIRONMENT = {"GEMS_VENDOR": "nvidia", "UNSLOTH_ZOO_IS_PRESENT": "1"}
-# Packages whose modules are imported without what the package itself imports, which is a whole trainer.
-BARE = ("unsloth", "unsloth.models")
-# What the modules of a library import that is not here.
-ABSENT = frozenset(("unsloth_zoo", "unsloth.models._utils", "bitsandbytes", "pandas"))
 # Modules of another distribution that fla imports beside its own, and what it takes of them.
 ELSEWHERE: dict[str, tuple[str, ...]] = {"fla.layers": (), "fla.layers.utils": ("pad_input", "unpad_input")}
 
@@ -70,12 +63,8 @@ def scan(name: str) -> dict[str, Any]:
     for elsewhere, taken in ELSEWHERE.items():
         stand_in = sys.modules[elsewhere] = ModuleType(elsewhere)
         vars(stand_in).update(dict.fromkeys(taken, lambda *_args: None))
-    for package in (one for one in BARE if one.partition(".")[0] == LIBRARIES[name]):
-        spec: Any = importlib.util.find_spec(package)
-        sys.modules[package] = StandIn(package)
-        vars(sys.modules[package]).update(vars(importlib.util.module_from_spec(spec)))
-    sys.meta_path.insert(0, StandIns())
-    with pretended_gpu(), mock.patch.dict(os.environ, ENVIRONMENT):
+    import_only_kernels_of(LIBRARIES[name])
+    with pretended_gpu():
         for module in sorted({function.partition(":")[0] for function in expected}):
             importlib.import_module(module)
     missing, opaque, seconds = {}, {}, []
@@ -92,52 +81,6 @@ def scan(name: str) -> dict[str, Any]:
             opaque[function] = reason
     times = {"slowest": max(seconds), "seconds": sum(seconds)}
     return {"version": metadata.version(name), "missing": missing, "opaque": opaque, **times}
-
-
-class Anything(type):
-    """The class of all that a module has that is not here: classes that can be called, read, subscripted and united."""
-
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return cls
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else cls  # as a decorator
-
-    def __or__(cls, other: Any) -> Any:
-        return cls
-
-    __ror__ = __getitem__ = __or__
-
-    def __lt__(cls, other: Any) -> bool:  # a version that is new enough
-        return False
-
-    def __ge__(cls, other: Any) -> bool:
-        return True
-
-
-class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a module of `ABSENT` as one that has anything."""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
-        parents = {fullname.rsplit(".", depth)[0] for depth in range(fullname.count(".") + 1)}
-        return None if ABSENT.isdisjoint(parents) else importlib.util.spec_from_loader(fullname, self, is_package=True)
-
-    def create_module(self, spec: Any) -> ModuleType:
-        return StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        vars(module).update(__version__="99.0")
-
-
-class StandIn(ModuleType):
-    """A module that has anything."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything(name, (), {})
 
 
 @contextmanager

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import types
@@ -273,6 +274,22 @@ def double(x):
 }
 
 
+LAUNCHER = """import torch
+from .kernels import third_kernel
+class Launcher:
+    kernel = third_kernel
+    def __init__(self):
+        self.compiled = {}
+    def __call__(self, x, out):
+        self.kernel[(1,)](x, out, x.numel(), BLOCK=512)
+LAUNCH = Launcher()
+def double(x):
+    out = torch.empty_like(x)
+    LAUNCH(x, out)
+    return out
+"""
+
+
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_an_installed_package(is_loaded: bool, ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "site-packages" / "third_party_kernels"
@@ -302,6 +319,25 @@ def test_an_installed_package(is_loaded: bool, ops: Ops, tmp_path: Path, monkeyp
     assert launch_count(op) == 1
     (kernel,) = see_through_report(op).kernels
     assert (kernel.name, kernel.launches) == ("third_kernel", ((f"{folder}/ops.py", 5),))
+
+
+def test_an_object_of_an_installed_package(ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The methods of what its functions call are read, as its functions are."""
+    folder = tmp_path / "site-packages" / "package_with_launcher"
+    folder.mkdir(parents=True)
+    for name, text in PACKAGE.items():
+        (folder / name).write_text(text)
+    (folder / "launcher.py").write_text(LAUNCHER)
+    monkeypatch.syspath_prepend(folder.parent)
+    double: Any = importlib.import_module("package_with_launcher.launcher").double
+
+    def body(x: Tensor) -> Tensor:
+        result: Tensor = double(x)
+        return result
+
+    assert [kernel.name for kernel in find_kernels(body).kernels] == ["third_kernel"]
+    op = ops.seen("launcher", body)
+    assert launch_count(op) == 1
 
 
 def test_bound_method_and_callable_object_as_bodies(ops: Ops) -> None:

@@ -11,10 +11,11 @@ import pytest
 import torch
 import tritonwrap_patterns as patterns
 from graph_questions import Ops, launches, operators
-from magi_tritonwrap import triton_op
+from magi_tritonwrap import OpaqueFallbackWarning, triton_op
 from magi_tritonwrap._launch import capture, normalise
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 
 
 pytestmark = pytest.mark.usefixtures("stub")
@@ -54,6 +55,40 @@ def test_a_body_runs_twice_for_a_graph(
     graphs = aot_graphs(lambda x, w: op(x) * w, torch.ones(size), weight, dynamic=dynamic, device=device)
     assert len(launches_of(graphs[0])) == 2
     assert runs == {"body": 2, "resolved": 2}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_body_that_computes_nothing_on_fake_tensors(ops: Ops, is_named: bool, dynamic: bool) -> None:
+    """Libraries write their fakes so; the launch belongs in the graph all the same."""
+
+    def named(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        if not isinstance(x, FakeTensor):
+            patterns.double_kernel[(1,)](x, out, x.numel(), BLOCK=512)
+        return out
+
+    def by_path(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            patterns.double_kernel[(1,)](x, out, x.numel(), BLOCK=512)
+        return out
+
+    op = triton_op(f"{ops.namespace}::careful", named if is_named else by_path, mutates_args=())
+    assert len(launches(op, torch.ones(300), dynamic=dynamic)) == 1
+
+
+def test_a_body_that_finds_the_fake_tensor_of_a_trace(ops: Ops) -> None:
+    def body(x: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        if not is_fake(x):
+            patterns.double_kernel[(1,)](x, out, x.numel(), BLOCK=512)
+        return out
+
+    op = triton_op(f"{ops.namespace}::too_careful", body, mutates_args=())
+    with pytest.warns(OpaqueFallbackWarning, match="asks whether a tensor is fake, and launches nothing on those"):
+        (graph,) = aot_graphs(op, torch.ones(300))
+    assert str(op._opoverload) in operators(graph)
 
 
 def test_equal_calls_of_one_graph_share_a_run(ops: Ops, runs: dict[str, int]) -> None:

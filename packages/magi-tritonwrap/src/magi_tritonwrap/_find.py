@@ -31,6 +31,7 @@ from ._kernel.kernels import as_kernel, is_kernel
 from ._kernel.report import FoundKernel, InnerOp, KernelReport, UnresolvedLaunch
 from ._torch_compat.kernels import TRITON_WRAPPERS, kernel_in_wrapper
 from ._torch_compat.operators import NAMESPACES_OF_TORCH, body_of_custom_op, has_decomposition_rule, is_collective
+from ._torch_compat.tracing import TELL_FAKE
 from .errors import UnsupportedKernelError
 
 
@@ -320,6 +321,7 @@ def _found(
         doubtful=tuple(doubtful),
         effects=tuple(f"{call.text}(...) {call.effect} ({call.file}:{call.line})" for call in calls if call.effect),
         wraps=walk.wraps,
+        tells_fake=walk.tells_fake,
     )
 
 
@@ -349,7 +351,7 @@ class _Finder(OpWalk):
     def __init__(self, own: frozenset[str], outer: tuple[int, ...] = ()) -> None:
         super().__init__(own, outer)
         self.ops: dict[str, str] = {}  # how each is reached
-        self.wraps = False
+        self.wraps = self.tells_fake = False
         self._unloaded: list[UnresolvedLaunch] = []
         self._kernels: list[tuple[Any, Any, str]] = []
         self._reader: Any = None  # whose names the walk reads at this moment
@@ -378,6 +380,7 @@ class _Finder(OpWalk):
     def form(self, value: Any, place: Place) -> str:
         if is_a(value, (FunctionType, type)) and root_of(value) == "_pytest":
             return digest("what pytest calls for each assert")
+        self.tells_fake |= any(value is one for one in TELL_FAKE)
         by_name = self._reader is None or (is_a(self._reader, FunctionType) and id(self._reader) in self._named)
         if by_name and not place.text.endswith(_INSIDE):
             self._named.add(id(value))
@@ -401,6 +404,7 @@ class _Finder(OpWalk):
 
     def mentioned(self, names: CodeNames, place: Place) -> Iterator[str]:
         self.wraps |= not {"wrap_triton", "capture_triton"}.isdisjoint(names.mentioned)
+        self.tells_fake |= not {one.__name__ for one in TELL_FAKE}.isdisjoint(names.mentioned)
         for op in ops_mentioned(names):
             yield self.form(op, place.of(f"{op} called by {place.text}"))
 

@@ -281,7 +281,7 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     why = fix = ""
     may_stay_opaque = (record.on_unsupported or _ON_UNSUPPORTED.get()) == "opaque"
     try:
-        recording = recording_of(record.fn, args, kwargs, may_stay_opaque)
+        recording = recording_of(record.fn, args, kwargs, may_stay_opaque, record.found.tells_fake)
     except TritonWrapError as error:
         if not may_stay_opaque:
             raise

@@ -285,8 +285,8 @@ class Walk:
         """
         if place.read_by is Standing.INSTALLED:
             # A table of settings cannot be told from a table of what the library has seen so far. An edit of the former
-            # changes a file, which counts.
-            return digest("foreign", type_name(type(value)))
+            # changes a file, which counts. The methods of an object are code like any other.
+            return digest("foreign", self.form(type(value), place))
         if is_a(value, RUNTIME):
             name = attribute(value, "name")
             return digest("runtime", type_name(type(value)), name if type(name) is str else "")

@@ -89,6 +89,7 @@ class KernelReport:
         effects: if no kernel was found, calls that do I/O or communicate with other ranks, and where. A body with one
             is not run to see what it launches.
         wraps: whether the code names `wrap_triton`.
+        tells_fake: whether the code names what asks for fake tensors, on which it may launch nothing.
     """
 
     kernels: tuple[FoundKernel, ...]
@@ -97,6 +98,7 @@ class KernelReport:
     doubtful: tuple[UnresolvedLaunch, ...] = ()
     effects: tuple[str, ...] = ()
     wraps: bool = False
+    tells_fake: bool = False
 
     @property
     def only_a_run_tells(self) -> bool:

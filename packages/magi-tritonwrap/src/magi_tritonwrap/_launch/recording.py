@@ -30,6 +30,7 @@ from magi_tritonwrap._torch_compat.tracing import (
     functional_storage,
     kept_for_this_compilation,
     number_is_lost,
+    on_functional_tensors,
     storage_of,
     unbacked_symbols,
     unwrap_functional,
@@ -49,7 +50,7 @@ class Recording:
     Attributes:
         graph: its operators and launches, at the Tensors and symbolic numbers among its arguments. None for a body that
             makes numbers of data, because a trace must see what the body checks of them, or of what no graph can
-            follow: such a body runs again.
+            follow, and for one that tells fake tensors from others: such a body runs again.
         launches: its launches, in order.
     """
 
@@ -106,12 +107,13 @@ class _Replay(torch.fx.Interpreter):
 
 
 def recording_of(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], looks_for_writes: bool
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], looks_for_writes: bool, tells_fake: bool
 ) -> Recording | str:
     """What *fn* does with these functional tensors, or why it cannot be traced.
 
     Within one compilation, *fn* runs once for arguments of the same sizes, types and values. The trace refuses a launch
-    that writes nothing; with *looks_for_writes*, which takes longer, it is refused here.
+    that writes nothing; with *looks_for_writes*, which takes longer, it is refused here. With *tells_fake*, *fn* asks
+    which of its tensors are fake, as a fake of an op does that computes nothing: it runs on functional ones.
 
     Raises:
         TritonWrapError: a launch is one that no graph can carry, which is an error rather than a reason.
@@ -131,7 +133,7 @@ def recording_of(
     )
     if key not in kept:
         known_by_id = [fn, *(leaf for leaf in leaves if not _varies(leaf))]  # kept, so that no other object has the id
-        made = _recorded(fn, leaves, inner, spec, fake_mode)
+        made = _recorded(fn, leaves, inner, spec, fake_mode, tells_fake)
         if looks_for_writes and isinstance(made, Recording):
             made.refuse_no_write()
         kept[key] = made, known_by_id
@@ -140,7 +142,7 @@ def recording_of(
 
 
 def _recorded(
-    fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec, fake_mode: Any
+    fn: Callable[..., Any], leaves: list[Any], inner: list[Any], spec: TreeSpec, fake_mode: Any, tells_fake: bool
 ) -> Recording | str:
     def body(*varying: Any) -> Any:
         given = iter(varying)
@@ -157,7 +159,7 @@ def _recorded(
         strays = len(STRAYS)
         fresh = _elsewhere(leaves, inner)
         varying = [fresh[_first(leaves, at)] for at, leaf in enumerate(leaves) if _varies(leaf)]
-        for run in (make_fx(body), body):
+        for run in (on_functional_tensors(body),) if tells_fake else (make_fx(body), body):
             try:
                 made = run(*varying)
                 break
@@ -168,6 +170,8 @@ def _recorded(
                     return told(error)
     if len(STRAYS) > strays:
         return f"it launches a kernel in another thread ({':'.join(map(str, STRAYS[-1]))})"
+    if tells_fake and not log.launches:
+        return "it asks whether a tensor is fake, and launches nothing on those of a trace"
     if not isinstance(made, torch.fx.GraphModule):
         return Recording(None, log.launches)
     met = [node.meta.get("val") for node in made.graph.nodes]

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._subclasses.fake_tensor import is_fake as is_fake_tensor
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +32,8 @@ ITEM_OPERATORS = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dens
 second."""
 
 SYMBOLIC_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+TELL_FAKE = (FakeTensor, is_fake_tensor)
+"""With these a body asks whether a tensor is fake. Of a functional tensor, which holds one, the second says yes."""
 _NOT_FAKE = (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -91,6 +94,16 @@ def tracing_is_active(values: Iterable[object]) -> bool:
 def is_fake(value: object) -> bool:
     """Whether *value* is a tensor of a trace, without data."""
     return isinstance(value, FakeTensor | FunctionalTensor)
+
+
+def on_functional_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """*fn* on functional tensors in place of the fake ones that it is given, as AOTAutograd traces it."""
+
+    def functional(*given: Any) -> Any:
+        with FunctionalTensorMode():
+            return fn(*(FunctionalTensor.to_functional(x) if isinstance(x, torch.Tensor) else x for x in given))
+
+    return functional
 
 
 def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
