@@ -11,6 +11,7 @@ from vllm.model_executor.layers.mamba.ops.layernorm_gated import rms_norm_gated 
 from vllm.model_executor.layers.quantization.awq_triton import awq_gemm_triton
 from vllm.models.common.ops.fused_qk_rmsnorm import fused_q_kv_rmsnorm
 from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states
+from vllm.v1.attention.ops.triton_prefill_attention import context_attention_fwd
 
 
 EPSILON = 1e-6
@@ -38,6 +39,12 @@ def merged_attention(prefix: Tensor, prefix_lse: Tensor, suffix: Tensor, suffix_
     return output
 
 
+def prefill_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    output = torch.empty_like(q)
+    context_attention_fwd(q, k, v, output, starts, lengths, len(q) // len(lengths))
+    return output
+
+
 def sum_of_experts(outputs: Tensor, weights: Tensor) -> Tensor:
     return moe_fused_mul_sum(outputs, weights)  # type: ignore[no-any-return]
 
@@ -53,6 +60,13 @@ def _attention_states(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor
         return torch.randn(batch * tokens, heads, width, dtype=dtype), torch.randn(heads, batch * tokens)
 
     return (*part(), *part())
+
+
+def _prompts(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    batch, tokens, heads, width = size
+    q, k, v = (torch.randn(batch * tokens, each, width, dtype=dtype) for each in (heads, heads // 2, heads // 2))
+    lengths = torch.full((batch,), tokens, dtype=torch.int32)
+    return q, k, v, torch.arange(batch, dtype=torch.int32) * tokens, lengths
 
 
 def _latents(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -82,6 +96,7 @@ OPS = {
     "vllm_rms_norm_gated": LibraryOp(rms_norm_gated, ROWS, rows(2, weights=1)),
     "vllm_fused_qk_norm": LibraryOp(fused_qk_norm, LATENTS, _latents),
     "vllm_merge_attention": LibraryOp(merged_attention, SEQUENCES, _attention_states),
+    "vllm_prefill_attention": LibraryOp(prefill_attention, SEQUENCES, _prompts),
     "vllm_sum_of_experts": LibraryOp(sum_of_experts, EXPERTS, _experts),
     "vllm_awq_product": LibraryOp(awq_product, PACKED, _packed),
 }

@@ -46,7 +46,8 @@ PROGRAMS = (
     *("fla_fused_recurrent_delta_rule", "fla_chunk_gated_delta_rule", "fla_fused_recurrent_gated_delta_rule"),
     "fla_fused_recurrent_hgrn",
     *("unsloth_rms_norm", "unsloth_layer_norm", "unsloth_swiglu", "unsloth_geglu", "unsloth_rope"),
-    *("vllm_rms_norm_gated", "vllm_fused_qk_norm", "vllm_merge_attention", "vllm_sum_of_experts", "vllm_awq_product"),
+    *("vllm_rms_norm_gated", "vllm_fused_qk_norm", "vllm_merge_attention", "vllm_prefill_attention"),
+    *("vllm_sum_of_experts", "vllm_awq_product"),
     BLOCK,
 )
 BY_DEFAULT = ("eager", "dynamo", "opaque", "seen_through")
