@@ -86,7 +86,10 @@ ARMS: Mapping[str, Mapping[str, str]] = {
     "varying_sizes": {
         "none": "without graphs",
         "graphs": "at most 8 graphs",
+        "buckets": "at most 8 graphs, padded",
         "fixed": "a graph of each size alone",
+        "made": "while code is made",
+        "hot": "with it",
     },
     "wide": _DECODERS,
 }
