@@ -204,7 +204,7 @@ INDEX = sympy.Symbol("index", integer=True, nonnegative=True)
 
 
 def test_three_dimensions_only_where_nothing_is_reduced() -> None:
-    launchable = _torch_compat.kernels.launchable_tiling
+    launchable = _torch_compat.grids.launchable_tiling
     assert launchable(THREE, is_reduction=False) is THREE
     assert launchable(THREE, is_reduction=True) == {"y": Z * Y, "x": X, "r0_": sympy.S.One}
     two = {"y": Y, "x": X}
@@ -222,7 +222,7 @@ def test_three_dimensions_only_where_nothing_is_reduced() -> None:
     ],
 )
 def test_the_blocks_that_suit_a_kernel(rows: list[set[str]], expected: list[tuple[int, int, int]]) -> None:
-    suitable = _torch_compat.kernels.suitable_blocks
+    suitable = _torch_compat.grids.suitable_blocks
     sizes = {"z": 16, "y": 512, "x": 512}
     assert suitable(sizes, rows) == expected
     every = suitable(sizes, [*rows, set()])

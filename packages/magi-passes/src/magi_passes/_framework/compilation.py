@@ -182,7 +182,7 @@ class GraphCompilation:
     changed: set[str] = field(default_factory=set)
     """The keys that passes have changed so far."""
     memos: dict[str, dict[Any, Any]] = field(default_factory=dict)
-    """What changes of code generation remember, by their names in `_torch_compat.kernels`; none that is not wanted."""
+    """What changes of code generation remember, by their names in `_torch_compat`; none that is not wanted."""
 
     @functools.cached_property
     def start(self) -> Mapping[str, Any]:
@@ -192,6 +192,7 @@ class GraphCompilation:
         """
         self.memos["tilings"] = {}
         _torch_compat.kernels.install_tilings(functools.partial(memo_of_current, "tilings"))
+        _torch_compat.grids.install_grids(functools.partial(memo_of_current, "tilings"))
         return _torch_compat.config.read_overrides()
 
     @functools.cached_property

@@ -3,12 +3,13 @@
 
 config.py     torch's release, folders and devices; Inductor's configuration, read, compared and put back
 compiling.py  how Inductor is called, and the two functions of it that are wrapped; graphs and operators
-kernels.py    how it writes kernels: the type of sizes and tilings, with six repairs
+kernels.py    how it writes kernels: the type of sizes and tilings, with repairs
+grids.py      those with three tile dimensions: their blocks and their grid
 
 Importing it loads neither Inductor nor Dynamo.
 """
 
-from . import compiling, config, kernels
+from . import compiling, config, grids, kernels
 
 
-__all__ = ["compiling", "config", "kernels"]
+__all__ = ["compiling", "config", "grids", "kernels"]
