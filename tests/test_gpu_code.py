@@ -107,6 +107,7 @@ def normed_tokens(x: Tensor) -> Tensor:
     return normed
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="a tile of three dimensions counts as broadcast there")
 def test_what_is_read_once_does_not_stay_in_the_cache() -> None:
     """In stock's code with symbolic sizes, the load along memory is taken for one that jumps."""
     kept = {}
@@ -218,6 +219,7 @@ def video(x: Tensor, *weights: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="two widths are written one by one there")
 def test_small_weights_are_written_together() -> None:
     """Three tile dimensions are allowed in such a graph, and a kernel with three would be launched on its own."""
     shapes = [(1, 128, 7, 30, 52), *[(128, 128, 3, 3, 3)] * 3]
