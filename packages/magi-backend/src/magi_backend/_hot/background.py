@@ -32,11 +32,12 @@ from .ranks import rounds
 
 logger = logging.getLogger("magi_backend")
 
-_SWITCH_INTERVAL = 1e-6
+_SWITCH_INTERVAL = 5e-5
 """After how many seconds another thread that waits for Python's lock gets it, while code is made.
 
-While a decoder of 29.1 ms on a GPU got code, the median of its calls was 51 ms with 5e-4, and 30.9 ms with 5e-5, where
-the code took 22 s for 17 (one H100, torch 2.11). Linux adds the slack of its timers, 50 µs.
+While a decoder of 29.1 ms on a GPU got code, the median of its calls was 51 ms with 5e-4, and 30.9 ms with this, where
+the code took 22 s for 17 (one H100, torch 2.11). With a microsecond four threads stood still (Python 3.11): each was
+asked for the lock again before it had done anything.
 """
 
 _NEVER = 2**30
