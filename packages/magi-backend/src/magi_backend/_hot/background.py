@@ -96,13 +96,15 @@ class _FullCollections:
 
     def resume(self) -> None:
         with self._lock:
+            if self._timer is not None:
+                self._timer.cancel()
             first, second, third = gc.get_threshold()
             if third == _NEVER and self._threshold is not None:
                 gc.set_threshold(first, second, self._threshold)
 
     def forget(self) -> None:
         """In the child of a fork, which has no timer, and must not wait for the lock."""
-        self._lock = threading.Lock()
+        self._lock, self._timer = threading.Lock(), None
         self.resume()
 
 
