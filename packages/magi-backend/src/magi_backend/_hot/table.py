@@ -216,13 +216,14 @@ class SizeTable:
             return code.run(inputs)
         in_turn = InTurn.launches
         result, seconds, is_exact = _timed(code.run, inputs, exact=True)
-        if is_exact and InTurn.launches != in_turn:  # kernels are tuned in this call
-            with self._lock:
+        if not is_exact:
+            return result
+        with self._lock:
+            # Part of making it: kernels that are tuned, or a CUDA graph that is recorded, in the first runs.
+            if InTurn.launches != in_turn:
                 self._compile_seconds += max(seconds - code.general, 0.0)
-        elif is_exact:
-            with self._lock:
+            else:
                 code.own, code.runs = min(code.own, seconds), code.runs + 1
-                # Part of making it: kernels that are tuned, or a CUDA graph that is recorded, in the first runs.
                 self._compile_seconds += seconds - min(code.own, code.general)
                 self._judge(key, code)
         return result

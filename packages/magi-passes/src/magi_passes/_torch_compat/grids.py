@@ -68,7 +68,7 @@ def _choose_launchable(
 
 
 def _has_three_dimensions(kernel: Any) -> bool:
-    return sum(not tree.is_reduction for tree in kernel.range_trees) == 3 and not kernel.features.is_reduction()
+    return "z" in kernel.numels and not kernel.features.is_reduction()
 
 
 CUBE, ROW = 16, 64
@@ -144,10 +144,10 @@ def suitable_blocks(sizes: Mapping[str, int], rows: Sequence[set[str]]) -> list[
     """The blocks of x, y and z among which a pointwise kernel of the tile dimensions *sizes* is tuned.
 
     *rows* has the dimensions along which each load and each store walks through memory one by one. Neighbouring threads
-    are to read along these, so a block that is longest along another dimension is not the fastest. Where there is one
-    such dimension, nor is a cube, whose rows are short. Where there are more, something is transposed, and a block that
-    is one row would read or write single numbers; a dimension that is no longer than the cube needs no block of its
-    own. All blocks stay if something is read in another way: the fastest then depends on what a cache holds.
+    are to read along these, so a block that is longest along another dimension is not the fastest. With one such
+    dimension a cube is not either, because its rows are short. With several, something is transposed, and a block of
+    one row would read or write single numbers. A dimension as short as the cube needs no block that is long along it.
+    All blocks stay if something is read in another way: the fastest then depends on what a cache holds.
     """
     line = max(256, min(math.prod(sizes.values()) // 128, 1024))
     cube, long = (CUBE, CUBE, CUBE), {"x": (ROW, 8, 8), "y": (8, ROW, 8), "z": (8, 8, ROW)}
@@ -189,7 +189,7 @@ def _folds(kernel: Any) -> dict[str, Any]:
     from torch._inductor.virtualized import V
     from torch.utils._sympy.functions import FloorDiv
 
-    if "z" not in kernel.numels or kernel.features.is_reduction():
+    if not _has_three_dimensions(kernel):
         return {}
     sizes, is_less = {key: kernel.numels[key] for key in "zy"}, V.graph.sizevars.statically_known_lt
     return {key: 1 + FloorDiv(size, MAX_GRID_YZ) for key, size in sizes.items() if not is_less(size, MAX_GRID_YZ)}

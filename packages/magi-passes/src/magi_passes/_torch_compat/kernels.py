@@ -194,7 +194,6 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
 
     torch 2.11 ends with a TypeError where a kernel does not divide into three tile dimensions, because `CantSplit` is
     raised there without its arguments (`_split_iteration_ranges`). Here they may be missing.
-
     """
     from torch._inductor import sizevars as sizes_of_graphs
     from torch._inductor import tiling_utils
