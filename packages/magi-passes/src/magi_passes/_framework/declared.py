@@ -262,7 +262,7 @@ _UUID = "_uuid"
 
 
 class _PassWalk(Walk):
-    """A walk from a pass, which may import modules and read modules as values, and may be one of our own."""
+    """A walk from a pass, which may import modules and read modules as values."""
 
     def unstable(self, value: Any, place: Place, why: str) -> str:  # noqa: ARG002 - as in Walk
         if place.is_lenient:
