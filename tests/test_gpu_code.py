@@ -88,6 +88,39 @@ def test_a_softmax_of_rows_of_a_compound_length_is_one_kernel() -> None:
     assert launches == [2, 1, 1]
 
 
+def normed_streams(x: Tensor, y: Tensor) -> Tensor:
+    """A norm of the tokens of a text and of an image, side by side, as in a diffusion transformer."""
+    tokens = torch.cat([x, y], 1) * 2
+    normed = F.layer_norm(tokens, tokens.shape[-1:])
+    return F.linear(tokens + normed, x.new_empty(64, 64)) + tokens
+
+
+def normed_heads(x: Tensor, y: Tensor) -> Tensor:
+    heads = F.linear(torch.cat([x, y], 1), x.new_empty(64, 64)).unflatten(-1, (-1, 16))
+    return F.rms_norm(heads.float(), heads.shape[-1:]).to(x.dtype)
+
+
+def normed_weight(x: Tensor, weight: Tensor) -> Tensor:
+    norm = torch.linalg.vector_norm(weight, dim=(1, 2), keepdim=True)
+    return F.conv1d(x, weight.new_empty(128, 1, 1) * weight / norm, padding=3)
+
+
+@pytest.mark.parametrize(
+    ("fn", "given"),
+    [
+        (normed_streams, [torch.empty(1, 33, 64), torch.empty(1, 70, 64)]),
+        (normed_heads, [torch.empty(1, 33, 64), torch.empty(1, 70, 64)]),
+        (normed_weight, [torch.empty(2, 128, 500), torch.empty(128, 128, 7)]),
+    ],
+)
+def test_a_norm_and_what_is_computed_from_it_are_one_kernel(fn: Any, given: list[Tensor]) -> None:
+    """Numbers of elements that are equal are written in one way, and tiles of their own part no two kernels."""
+    three = {"triton.max_tiles": 3, "triton.prefer_nd_tiling": True, "triton.tile_reductions": True}
+    ours = generated(fn, *given, dynamic=True, backend="magi", options=three)
+    static = generated(fn, *given, dynamic=False)
+    assert ours.count(".run(") == static.count(".run(")
+
+
 def of_patches(x: Tensor) -> Tensor:
     patches = F.conv2d(x, x.new_empty(32, 8, 4, 4), stride=4).permute(0, 2, 3, 1)
     return patches + torch.addcmul(x.new_empty(32), x.new_empty(32), patches.exp())

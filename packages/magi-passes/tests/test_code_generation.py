@@ -366,6 +366,24 @@ def test_what_is_joined_is_the_same_number(sizes: list[Any], data: Any) -> None:
         assert joined.subs(numbers) == index.subs(numbers)
 
 
+@pytest.mark.parametrize(
+    ("rows", "length"),
+    [
+        (S0 + S1, sympy.Integer(3072)),
+        (24 * S0 + 24 * S1, sympy.Integer(128)),
+        (sympy.Integer(3), 8 * S0 + 8),
+        (4 * S0 + 4, S0 + 1),
+        (S0 * S1 + S0, sympy.Integer(768)),
+        (S0 * S1 + S0, 2 * S1 + 2),
+    ],
+)
+def test_rows_times_their_length_are_written_as_the_number_of_elements(rows: Any, length: Any) -> None:
+    memo: dict[Any, Any] = {}
+    of_rows, of_length = _torch_compat.kernels.as_products([rows, length], memo)
+    (whole, one) = _torch_compat.kernels.as_products([(rows * length).expand(), sympy.S.One], memo)
+    assert (of_rows * of_length, one) == (whole, 1)
+
+
 def test_the_leading_size_of_a_block_is_no_quotient() -> None:
     """torch writes it as one, and a tiling by it fails: "Invalid ranges [0:-1]"."""
     sizes = [Z, HALF + 1, X + 1]

@@ -25,6 +25,10 @@ def install_grids(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
     A grid of three dimensions with a reduction has produced kernels that address a dimension that the grid does not
     have (torch 2.11 to 2.13). `launchable_tiling` uses two dimensions there.
 
+    A pointwise node is not fused with a reduction if alone it is tiled in another way (`can_fuse` in codegen/simd.py).
+    With more tilings to choose from, that left norms over channels, and of weights, in two kernels that stock fuses.
+    Here its tilings decide.
+
     A grid of three dimensions cannot be launched if y or z exceeds what CUDA allows; one of two has an overflow path.
     Here y and z are folded where they are too long, and the programs of x are as many times more: `_pass_folded` gives
     the grid these sizes, by the arguments that it is computed from, and the kernel gets the true ones as arguments of
@@ -45,6 +49,8 @@ def install_grids(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
     with install_lock:
         if not hasattr(TritonKernel.add_numel_to_call_args, "__wrapped__"):
             replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
+            for name in ("can_fuse", "can_fuse_vertical", "can_fuse_horizontal"):
+                replace(SIMDScheduling, name, _fuse_with_reductions, memo_of_current)
             replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
             replace(TritonKernel, "load", _note_access, memo_of_current)
             replace(TritonKernel, "store", _note_access, memo_of_current)
@@ -65,6 +71,15 @@ def _choose_launchable(
     ranked = [tiling for tiling in ranked if known_equal(sympy_product(tiling.values()), whole)]
     ranked = [launchable_tiling(tiling, is_reduction=reduction_numel != 1) for tiling in ranked]
     return choose(cls, node_schedule, numel, reduction_numel, ranked)
+
+
+def _fuse_with_reductions(can_fuse: Any, _memo: Any, scheduling: Any, node1: Any, node2: Any) -> bool:
+    from torch._inductor import config
+
+    if node1.is_reduction() == node2.is_reduction():
+        return bool(can_fuse(scheduling, node1, node2))
+    with config.patch({"triton.max_tiles": 2, "triton.prefer_nd_tiling": False}):
+        return bool(can_fuse(scheduling, node1, node2))
 
 
 def _has_three_dimensions(kernel: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
 
@@ -166,7 +166,7 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
 
     Numbers of elements are compared as they are written (`can_fuse` and `select_tiling` in codegen/simd.py, 2.10 to
     2.15), and ``b*n`` of a sum n is written as one term or as several, of which none is a multiple of n. So a norm of
-    rows, or a softmax of rows of such a length, stays two kernels. Here these numbers are products where they can be.
+    rows, or a softmax of rows of such a length, stays two kernels. Here equal numbers are written in one way.
 
     A stride of a contiguous tensor is a product of maxima, ``Max(1, s//4)``, since a size may be 0. Where guards say
     that it is not, `ShapeEnv.simplify` knows, but Inductor does not ask it (`SizeVarAllocator.simplify`), so it writes
@@ -350,12 +350,26 @@ MOST_TERMS = 40
 
 
 def _group_by_factors(group: Any, memo: Any, scheduling: Any, sizes: Any) -> Any:
-    return tuple(_factors(count, memo) for count in group(scheduling, sizes))
+    return tuple(as_products(group(scheduling, sizes), memo))
 
 
 def _tile_by_factors(select: Any, memo: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     tiling = select(cls, *args, **kwargs)
-    return type(tiling)({key: _factors(size, memo) for key, size in tiling.items()})
+    return type(tiling)(zip(tiling, as_products(tiling.values(), memo), strict=True))
+
+
+def as_products(counts: Iterable[Any], memo: Any) -> list[Any]:
+    """*counts* as products where they are sums, so that all of them multiplied are written as any equal number is.
+
+    Example: ``4*n + 4`` and ``n + 1`` are ``4*(n + 1)`` and ``n + 1``, which sympy multiplies to ``4*(n + 1)**2``. But
+    it multiplies a number and ``n + m`` to ``8*n + 8*m``, so where there is no other factor, that is how it stays.
+    """
+    import sympy
+
+    products = [_factors(count, memo) for count in counts]
+    if not sympy.Mul(*products).as_coeff_Mul()[1].is_Add:
+        return products
+    return [sympy.Mul(*each.args) if isinstance(each, sympy.Mul) else each for each in products]
 
 
 def _factors(count: Any, memo: Any) -> Any:
