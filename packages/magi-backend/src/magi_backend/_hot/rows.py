@@ -451,56 +451,40 @@ def _put(walk: Walk, node: Node, given: Mapping[str, Any]) -> Rows:  # noqa: ARG
     return Rows(inner, fresh=rows.fresh or given_rows.fresh)
 
 
-def _rules(rule: Rule, *names: str) -> dict[str, Rule]:
-    return dict.fromkeys(names, rule)
-
-
 _RULES: dict[str, Rule] = {
-    **_rules(
-        _pointwise, "_to_copy", "clone", "alias", "detach", "lift_fresh_copy", "copy", "where", "_conj", "full_like"
-    ),
-    **_rules(_pointwise, "empty_like", "zeros_like", "ones_like", "rand_like", "randn_like", "bernoulli"),
-    **_rules(
-        _along("dim", "self"), "sum", "mean", "amax", "amin", "any", "all", "prod", "var", "var_mean", "std", "argmax"
-    ),
-    **_rules(
-        _along("dim", "self"), "argmin", "max", "min", "_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "topk"
-    ),
-    **_rules(
-        _along("dim", "self"), "split", "split_with_sizes", "unbind", "logcumsumexp", "cummax", "cummin", "median"
-    ),
-    **_rules(_along("dim", "self"), "linalg_vector_norm", "kthvalue", "logsumexp"),
-    **_rules(_along("dim", "self"), "_fft_r2c", "_fft_c2r", "_fft_c2c"),
-    **_rules(_along("dims", "self"), "flip", "roll"),
-    **_rules(_along("dim", "self", "src"), "slice_scatter"),
-    **_rules(_along("dim", "tensors"), "cat"),
-    **_rules(_along("dim", "self", "index"), "gather"),
-    **_rules(_along("dim", "self", "index", "src"), "scatter_add", "scatter_reduce"),
-    **_rules(_along(-1, "input"), "convolution"),
-    **_rules(_along(3, "self"), "max_pool3d_with_indices", "avg_pool3d", "_adaptive_avg_pool3d", "reflection_pad3d"),
-    **_rules(_along(2, "self"), "max_pool2d_with_indices", "avg_pool2d", "_adaptive_avg_pool2d", "reflection_pad2d"),
-    **_rules(_along(2, "self"), "replication_pad2d", "upsample_nearest2d", "upsample_bilinear2d"),
-    **_rules(
-        _along(1, "self"), "avg_pool1d", "adaptive_avg_pool1d", "reflection_pad1d", "constant_pad_nd", "multinomial"
-    ),
-    **_rules(_dropout, "native_dropout"),
-    **_rules(_reshape, "view", "_unsafe_view", "unsqueeze", "squeeze"),
-    **_rules(_permute, "permute"),
-    **_rules(_expand, "expand"),
-    **_rules(_slice, "slice"),
-    **_rules(_select, "select"),
-    **_rules(_as_strided, "as_strided"),
-    **_rules(_product, *_PRODUCTS),
-    **_rules(
-        _attention,
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-    ),
-    **_rules(_create, "full", "empty", "scalar_tensor", "rand", "randn", "randint", "arange", "iota"),
-    **_rules(_look_up, "embedding", "index", "index_select", "_unsafe_index"),
-    **_rules(_put, "index_put", "_unsafe_index_put"),
+    name: rule
+    for rule, names in (
+        (_pointwise, "_to_copy clone alias detach lift_fresh_copy copy where _conj"),
+        (_pointwise, "full_like empty_like zeros_like ones_like rand_like randn_like bernoulli"),
+        (_along("dim", "self"), "sum mean amax amin any all prod var var_mean std max min argmax argmin median"),
+        (_along("dim", "self"), "kthvalue _softmax _log_softmax logsumexp linalg_vector_norm sort topk"),
+        (_along("dim", "self"), "cumsum cumprod logcumsumexp cummax cummin _fft_r2c _fft_c2r _fft_c2c"),
+        (_along("dim", "self"), "split split_with_sizes unbind"),
+        (_along("dims", "self"), "flip roll"),
+        (_along("dim", "self", "src"), "slice_scatter"),
+        (_along("dim", "tensors"), "cat"),
+        (_along("dim", "self", "index"), "gather"),
+        (_along("dim", "self", "index", "src"), "scatter_add scatter_reduce"),
+        (_along(-1, "input"), "convolution"),
+        (_along(3, "self"), "max_pool3d_with_indices avg_pool3d _adaptive_avg_pool3d reflection_pad3d"),
+        (_along(2, "self"), "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d reflection_pad2d"),
+        (_along(2, "self"), "replication_pad2d upsample_nearest2d upsample_bilinear2d"),
+        (_along(1, "self"), "avg_pool1d adaptive_avg_pool1d reflection_pad1d constant_pad_nd multinomial"),
+        (_dropout, "native_dropout"),
+        (_reshape, "view _unsafe_view unsqueeze squeeze"),
+        (_permute, "permute"),
+        (_expand, "expand"),
+        (_slice, "slice"),
+        (_select, "select"),
+        (_as_strided, "as_strided"),
+        (_product, " ".join(_PRODUCTS)),
+        (_attention, "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu"),
+        (_attention, "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention"),
+        (_attention, "_scaled_dot_product_fused_attention_overrideable"),
+        (_create, "full empty scalar_tensor rand randn randint arange iota"),
+        (_look_up, "embedding index index_select _unsafe_index"),
+        (_put, "index_put _unsafe_index_put"),
+    )
+    for name in names.split()
 }
 """What an operator does with rows. Pointwise ones are known by their tag, and any other one is refused."""
