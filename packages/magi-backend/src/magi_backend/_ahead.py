@@ -43,8 +43,7 @@ def exported(target: object, example_inputs: object, dynamic_shapes: Any) -> Exp
             msg = "aot_compile: dynamic_shapes with an exported program. Give them to torch.export.export."
             raise TargetTypeError(msg)
         if target.example_inputs is None and example_inputs is None:
-            msg = "aot_compile: the exported program holds no example inputs; give example_inputs."
-            raise TargetTypeError(msg)
+            raise TargetTypeError("aot_compile: the exported program holds no example inputs; give example_inputs.")
         if example_inputs is not None:
             target.example_inputs = (_inputs(example_inputs), {})
         return target
@@ -252,8 +251,7 @@ def aot_compile(
     """
     place = os.fspath(path)
     if not place.endswith(".pt2"):
-        msg = f"aot_compile: path={place!r} does not end in .pt2, as the names of packages do."
-        raise OptionError(msg)
+        raise OptionError(f"aot_compile: path={place!r} does not end in .pt2, as the names of packages do.")
     request = read_request(options=options)
     for name in NOT_AHEAD:
         if request.config.origin(name) == "options":

@@ -61,11 +61,10 @@ def _compiled(gm: object, example_inputs: Sequence[Any], **asked: Any) -> Callab
     from .errors import TargetTypeError, family
 
     if not isinstance(gm, GraphModule):
-        msg = (
+        raise TargetTypeError(
             f"magi compiles a graph that Dynamo captured, and got {gm!r} (a {type(gm).__name__}). "
             'Write torch.compile(model, backend="magi").'
         )
-        raise TargetTypeError(msg)
     try:
         return compile_request(gm, example_inputs, read_request(**asked))
     except Exception as error:

@@ -152,11 +152,10 @@ class DynamicDims:
         for name, tensor in found:
             for dim in dims:
                 if not -tensor.ndim <= dim < tensor.ndim:
-                    msg = (
+                    raise TargetError(
                         f"{self.target}: dynamic_arg_dims asks for dimension {dim} of '{name}', which was called with "
                         f"shape {tuple(tensor.shape)}: its dimensions are {-tensor.ndim} to {tensor.ndim - 1}."
                     )
-                    raise TargetError(msg)
             yield tensor, {dim % tensor.ndim: mark for dim, mark in dims.items()}
 
     def one_size(self, error: ConstraintViolationError) -> TargetError:
@@ -192,11 +191,10 @@ def dynamic_dims(fn: Callable[..., Any], given: Mapping[str, Dims] | None, *, ta
         return DynamicDims(target, signature, {ArgumentPath(name): {0: "maybe"} for name in annotated}, named=False)
     asked: object = given
     if not isinstance(asked, Mapping):
-        msg = (
+        raise TargetTypeError(
             f"{target}: dynamic_arg_dims={given!r} is a {type(given).__name__}; it takes a dict of names and "
             "dimensions, such as {'x': 0, 'cfg.weight': 1}."
         )
-        raise TargetTypeError(msg)
     dims = {_path(target, name, signature, hints): _as_dims(target, name, value) for name, value in given.items()}
     return DynamicDims(target, signature, dims, named=True)
 
@@ -204,17 +202,15 @@ def dynamic_dims(fn: Callable[..., Any], given: Mapping[str, Dims] | None, *, ta
 def _path(target: str, name: object, signature: inspect.Signature, hints: Mapping[str, Any]) -> ArgumentPath:
     path = ArgumentPath.parse(name) if isinstance(name, str) else None
     if path is None:
-        msg = (
+        raise TargetError(
             f"{target}: dynamic_arg_dims names {name!r}, which is not the name of a parameter, or of a part of one "
             "such as 'cfg.weight', 'xs[0]' or \"opts['mask']\"."
         )
-        raise TargetError(msg)
     if path.parameter not in signature.parameters:
         known = list(signature.parameters)
         hint = did_you_mean(get_close_matches(path.parameter, known, n=1))
         listed = f"Its parameters are {', '.join(known)}." if known else "It has no parameters."
-        msg = f"{target} has no parameter '{path.parameter}' for dynamic_arg_dims.{hint} {listed}"
-        raise TargetError(msg)
+        raise TargetError(f"{target} has no parameter '{path.parameter}' for dynamic_arg_dims.{hint} {listed}")
     annotation = hints.get(path.parameter)
     for step in path.steps:
         kinds = [kind for kind in typing.get_args(annotation) if kind is not type(None)]
@@ -225,11 +221,10 @@ def _path(target: str, name: object, signature: inspect.Signature, hints: Mappin
         if not fields or not isinstance(step, GetAttrKey):
             break
         if step.name not in fields:
-            msg = (
+            raise TargetError(
                 f"{target}: dynamic_arg_dims names '{path}', and {cls.__name__} has no field '{step.name}'."
                 f"{did_you_mean(get_close_matches(step.name, fields, n=1))} Its fields are {', '.join(fields)}."
             )
-            raise TargetError(msg)
         annotation = _hints(cls).get(step.name)
     return path
 
@@ -242,11 +237,10 @@ def _as_dims(target: str, name: str, value: object) -> Mapping[int, Mark]:
         dims: tuple[Any, ...] = tuple(value) if is_several else (value,)  # type: ignore[arg-type]
         marks = dict.fromkeys(dims, "dynamic")
     if not marks or not all(isinstance(dim, int) and not isinstance(dim, bool) for dim in marks):
-        msg = (
+        raise TargetError(
             f"{target}: dynamic_arg_dims[{name!r}] is {value!r}; it takes a dimension such as 0, several such as "
             "[2, 3], or how each varies, such as {0: 'unbacked'}."
         )
-        raise TargetError(msg)
     for dim, mark in marks.items():
         if mark not in MARKS:
             hint = did_you_mean(get_close_matches(str(mark), MARKS, n=1))

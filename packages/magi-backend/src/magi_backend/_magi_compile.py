@@ -105,14 +105,12 @@ def magi_compile(
     called = _called_function(obj)
     tag, condition = cast("object", model_tag), cast("object", enable_if)
     if tag is not None and not isinstance(tag, str):
-        msg = f"magi_compile: model_tag={tag!r} is a {type(tag).__name__}; it takes a name, a str."
-        raise TargetTypeError(msg)
+        raise TargetTypeError(f"magi_compile: model_tag={tag!r} is a {type(tag).__name__}; it takes a name, a str.")
     if condition is not None and not callable(condition):
-        msg = (
+        raise TargetTypeError(
             f"magi_compile: enable_if={condition!r} is a {type(condition).__name__}; it takes a function without "
             f"arguments, for example enable_if=lambda: {condition!r}."
         )
-        raise TargetTypeError(msg)
     # A bad name or value is an error here, not at the first call, and also if enable_if returns false.
     CompileConfig.resolve(config_patch=config_patch)
     dims = dynamic_dims(called, dynamic_arg_dims, target=_name(obj))
@@ -183,11 +181,10 @@ def _called_function(obj: object) -> Callable[..., Any]:
     if isinstance(obj, types.FunctionType | types.MethodType):
         return obj
     kind = f"the class {obj.__qualname__}" if isinstance(obj, type) else f"an object of type {type(obj).__qualname__}"
-    msg = (
+    raise TargetTypeError(
         f"magi_compile cannot compile {kind}. It takes a subclass or an instance of torch.nn.Module, a function, or a "
         "bound method: give it the method that does the work, for example magi_compile(obj.run)."
     )
-    raise TargetTypeError(msg)
 
 
 def _name(obj: object) -> str:

@@ -276,7 +276,6 @@ class _UndecidedOp:
         kinds = [leaf.schema_type for leaf in lowering.return_leaves]
         if len(inputs) < len(kinds) or set(kinds) != {"Tensor"} or lowering.rebuilds_returns:
             text = f"{self.name}: its outputs are not known before it runs, because {reason}."
-            msg = f"{text} Give infer_output_meta_fn, a function that returns tensors like the outputs."
-            raise NoFakeError(msg)
+            raise NoFakeError(f"{text} Give infer_output_meta_fn, a function that returns tensors like the outputs.")
         outputs = tuple(torch.empty_like(inputs[at]) for at in range(len(kinds)))
         return outputs if len(kinds) > 1 else outputs[0]

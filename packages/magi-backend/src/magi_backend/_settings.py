@@ -235,8 +235,7 @@ class CompileConfig(BaseModel):
         """
         given: object = values
         if not isinstance(given, Mapping):
-            msg = f"{origin} = {given!r} is a {type(given).__name__}. {_VALUES}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{origin} = {given!r} is a {type(given).__name__}. {_VALUES}")
         changed = type(self)(**_nested(dict(self.items()) | _checked(given, origin)))
         changed._origins = self._origins | dict.fromkeys(given, origin)  # noqa: SLF001 - of the same class
         return changed
@@ -308,8 +307,7 @@ def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, objec
         }
     if isinstance(result, Mapping):
         return result
-    msg = f"config_patch gave a {type(result).__name__}. {_VALUES}"
-    raise ConfigError(msg)
+    raise ConfigError(f"config_patch gave a {type(result).__name__}. {_VALUES}")
 
 
 @functools.cache

@@ -55,11 +55,10 @@ def boundary_overloads(names: Collection[str]) -> frozenset[str]:
         packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
         if packet is None or not _torch_compat.nodes.is_operator(packet):
             close = get_close_matches(name, _torch_compat.nodes.operator_names(), n=3)
-            msg = (
+            raise BoundaryOpError(
                 f"magi.boundary_ops names {name!r}, but no such operator is registered.{did_you_mean(close)} "
                 "Names have the form 'namespace::op'; import the module that registers it before the first call."
             )
-            raise BoundaryOpError(msg)
         found |= {getattr(packet, each).name() for each in ([overload] if overload else packet.overloads())}
     return frozenset(found)
 

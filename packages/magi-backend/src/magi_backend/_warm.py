@@ -209,23 +209,18 @@ def unpacked(name: str, data: bytes) -> Entry:
         ValueError: It is not what `Entry.packed` made, or not for this machine. The message says why.
     """
     if name.endswith(".part"):
-        msg = "it is being written, or its writer was killed"
-        raise ValueError(msg)
+        raise ValueError("it is being written, or its writer was killed")
     if not _NAME.fullmatch(name):
-        msg = "it is not a file of magi_backend.save"
-        raise ValueError(msg)
+        raise ValueError("it is not a file of magi_backend.save")
     if hashlib.sha256(data).hexdigest() != name:
-        msg = "it was cut off or changed after it was written: its digest is not its name"
-        raise ValueError(msg)
+        raise ValueError("it was cut off or changed after it was written: its digest is not its name")
     header, _, content = data.partition(b"\n")
     try:
         told = json.loads(header)
     except ValueError as error:
-        msg = "it has no header of magi_backend.save"
-        raise ValueError(msg) from error
+        raise ValueError("it has no header of magi_backend.save") from error
     if told["format"] != FORMAT:
-        msg = f"its format is {told['format']}, and this release reads {FORMAT}"
-        raise ValueError(msg)
+        raise ValueError(f"its format is {told['format']}, and this release reads {FORMAT}")
     if unlike := _unlike(told["made_for"], made_for()):
         raise ValueError(unlike)
     return Entry(told["kind"], told["name"], told["made_for"], content)
@@ -332,8 +327,7 @@ def load(folder: str | os.PathLike[str]) -> WarmStart:
     """
     place = Path(folder)
     if place.exists() and not place.is_dir():
-        msg = f"load({str(place)!r}): it is a file. Give the folder that magi_backend.save has written."
-        raise WarmStartError(msg)
+        raise WarmStartError(f"load({str(place)!r}): it is a file. Give the folder that magi_backend.save has written.")
     paths = sorted(place.iterdir()) if place.exists() else []
     if not paths:
         logger.warning("load: %s has no entries yet, so everything is compiled. magi_backend.save writes them.", place)
@@ -366,8 +360,7 @@ def _put(entry: Entry) -> None:
     elif entry.kind == "file":
         path = (_cache() / entry.name).resolve()
         if not path.is_relative_to(_cache()):
-            msg = f"it names {entry.name}, which is outside of the folder of the caches"
-            raise ValueError(msg)
+            raise ValueError(f"it names {entry.name}, which is outside of the folder of the caches")
         if not path.exists():  # a library may be in use
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, entry.content)

@@ -51,8 +51,7 @@ class CacheKeyEntry:
         found = fingerprint(self._roots, f"body of {self.__name__}")
         if found.unstable:
             self.state = "bypassed: " + "; ".join(found.unstable)
-            msg = f"{self.__name__}: {self.state}"
-            raise cache_bypass(msg)
+            raise cache_bypass(f"{self.__name__}: {self.state}")
         self.state = "keyed"
         self._covered = found.kernels
         return f"{self.__name__} {found.digest}"

@@ -255,11 +255,10 @@ def see_through_report(op: OpOverload | CustomOpDef | Callable[..., Any] | str) 
     """
     name = op if isinstance(op, str) else _as_overload(op).name()
     if name not in _OPS:
-        msg = (
+        raise UnknownOpError(
             f"'{name}' was never given to make_see_through; it is opaque to the compiler. Give it to "
             "make_see_through(op, body), for an op of magi-opschema with op_def(op).lowered_fn as the body."
         )
-        raise UnknownOpError(msg)
     return _OPS[name].report()
 
 
@@ -307,8 +306,7 @@ def _as_overload(op: Any) -> OpOverload:
     if isinstance(op, FunctionType):
         op = getattr(op, "torch_op", op)
     if isinstance(op, OpOverloadPacket):
-        msg = f"{op} is a set of overloads; pass one, for example {op}.default."
-        raise NotAnOpError(msg)
+        raise NotAnOpError(f"{op} is a set of overloads; pass one, for example {op}.default.")
     if (found := as_overload(op)) is not None:
         return found
     hint = " It is a Triton kernel; pass the operator whose body launches it." if is_kernel(op) else ""

@@ -99,12 +99,11 @@ class Round:
             try:
                 self._runs = self._runs or self._decide(distributed.store(), _LATE) == _YES
             except Exception as error:
-                msg = (
+                raise BackendError(
                     "In this call the ranks may have begun to run code of its own for a hot size, but the store of the "
                     f"process group does not answer, so this rank cannot know whether to do so too: {error}. Start all "
                     "ranks again; without magi.hot_sizes they do not need the store here."
-                )
-                raise BackendError(msg) from error
+                ) from error
             self._switch = None
             if self._runs and self.take is not None:
                 self.take()

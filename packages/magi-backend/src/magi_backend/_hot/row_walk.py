@@ -176,8 +176,7 @@ class Walk:
                 else:
                     self.known[node] = self.result(node)
             except MixesRowsError as refused:
-                msg = f"{described((node,))}: {refused}"
-                raise MixesRowsError(msg) from None
+                raise MixesRowsError(f"{described((node,))}: {refused}") from None
         outputs, counts = self.outputs(inputs)
         dims_of = {place: self.known[node].inner for node, place in inputs.items()}
         return Found(dims_of, outputs, counts, frozenset(written), self.most, self.draws)

@@ -293,12 +293,10 @@ def explain(
     """
     given, number = cast("object", fn), cast("object", repeats)
     if not callable(given) or isinstance(given, type):
-        msg = f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__})."
-        raise TargetTypeError(msg)
+        raise TargetTypeError(f"explain takes a module or a function, and got {fn!r} (a {type(fn).__name__}).")
     _check_options(options, mode=mode, dynamic=dynamic, fullgraph=fullgraph)
     if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-        msg = f"explain: repeats={repeats!r} is not a number of calls; it takes 0, 1, 2, …"
-        raise OptionError(msg)
+        raise OptionError(f"explain: repeats={repeats!r} is not a number of calls; it takes 0, 1, 2, …")
     eager = _torch_compat.values.uncompiled(fn)
     keywords: Any = {"options": dict(options or {}) or None, "mode": mode, "dynamic": dynamic, "fullgraph": fullgraph}
     if eager is None:
@@ -373,13 +371,11 @@ def _check_options(
     """Raise for options that ``torch.compile`` would refuse at the first call, or would misread."""
     if mode is not None and options:
         way_out = f'options={{"magi.mode": {mode!r}}} does both.'
-        msg = f"explain: mode={mode!r} together with options. Give one of them; {way_out}"
-        raise OptionError(msg)
+        raise OptionError(f"explain: mode={mode!r} together with options. Give one of them; {way_out}")
     read_request(mode=mode, options=options)
     for name, value, kinds in (("dynamic", dynamic, "True, False or None"), ("fullgraph", fullgraph, "True or False")):
         if not isinstance(value, bool) and not (value is None and "None" in kinds):
-            msg = f"explain: {name}={value!r} is a {type(value).__name__}; it takes {kinds}."
-            raise OptionError(msg)
+            raise OptionError(f"explain: {name}={value!r} is a {type(value).__name__}; it takes {kinds}.")
 
 
 def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:

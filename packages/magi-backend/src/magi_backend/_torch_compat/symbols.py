@@ -220,14 +220,12 @@ class Twins:
         static = self._static(_alone_where_needed(description, self._values))
         made: Any = self._converter.meta_tensor(static, None, fake, None, None)
         if made is NotImplemented:
-            msg = f"torch makes no fake tensor for {static.type or static.layout}"
-            raise NotImplementedError(msg)
+            raise NotImplementedError(f"torch makes no fake tensor for {static.type or static.layout}")
         if static.is_parameter:
             made._is_param = True
         self._alive.append(made)  # the converter holds weak references to what shares memory
         if left := free_symbols(made) - self._world.symbols():
-            msg = f"a {type(made).__name__} keeps the symbols {', '.join(sorted(map(str, left)))}"
-            raise StaysSymbolicError(msg)
+            raise StaysSymbolicError(f"a {type(made).__name__} keeps the symbols {', '.join(sorted(map(str, left)))}")
         return made  # type: ignore[no-any-return]
 
     def knows(self, number: Any) -> bool:
@@ -236,8 +234,7 @@ class Twins:
 
     def _number(self, number: Any) -> Any:
         if not self.knows(number):
-            msg = f"the size {number} does not follow from the sizes of the inputs"
-            raise StaysSymbolicError(msg)
+            raise StaysSymbolicError(f"the size {number} does not follow from the sizes of the inputs")
         return self._world.number(number.node.expr, self._values)
 
     def _static(self, value: Any) -> Any:
@@ -331,8 +328,7 @@ class CaptureContext:
             yield
         new = [guard for guard in context.guards_context.aotautograd_guards if guard not in self._guards]
         if new:
-            msg = f"its code would need a guard that the captured graph does not have: {new[0]}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"its code would need a guard that the captured graph does not have: {new[0]}")
 
 
 def is_parameter(placeholder: Node) -> bool:

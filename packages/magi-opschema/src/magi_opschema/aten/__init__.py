@@ -35,8 +35,7 @@ def _attribute(module: dict[str, Any], name: str, submodule: str = "") -> Any:
     if name.startswith("_") and not (submodule and name == "__all__"):
         # Python and its tools look these names up; no operator has such a name, and no surface must be generated
         # for them.
-        msg = f"module {module['__name__']!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
     value = module[name] = importlib.import_module(f"{__name__}._dispatch.slots").attribute(name, submodule)
     return value
 

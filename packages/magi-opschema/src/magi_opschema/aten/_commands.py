@@ -157,14 +157,12 @@ def _new(options: argparse.Namespace) -> int:
     """
     slot, folder = options.slot, options.out
     if not 0 <= slot <= 7:
-        msg = f"slot {slot}: kernels go into slots 0 to 7; 8 is ATen itself"
-        raise SlotError(msg)
+        raise SlotError(f"slot {slot}: kernels go into slots 0 to 7; 8 is ATen itself")
     base, only = _find(options.op, installed_schemas())
     variants = [v for v in base.variants if only is None or only in {o.attribute for o in v.overloads}]
     if not variants:
         names = [overload.attribute for overload in base.overloads]
-        msg = f"aten::{base.name} has no overload {only!r}{nearest(only or '', names)}"
-        raise UnknownOpError(msg)
+        raise UnknownOpError(f"aten::{base.name} has no overload {only!r}{nearest(only or '', names)}")
     stem = f"{base.name}_slot{slot}"
     functions = "".join(_function(base, variant, slot) for variant in variants)
     files = {
@@ -175,8 +173,7 @@ def _new(options: argparse.Namespace) -> int:
     }
     for path in files:
         if path.exists():
-            msg = f"{path} exists; move it away, or name another folder with --out"
-            raise ScaffoldError(msg)
+            raise ScaffoldError(f"{path} exists; move it away, or name another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
@@ -185,8 +182,7 @@ def _new(options: argparse.Namespace) -> int:
         for path in files:
             with contextlib.suppress(OSError):  # a file that could not be written may not exist
                 path.unlink()
-        msg = f"cannot write {folder}: {error.strerror}"
-        raise ScaffoldError(msg) from error
+        raise ScaffoldError(f"cannot write {folder}: {error.strerror}") from error
     _say("\n".join(map(str, files)))
     return 0
 
@@ -231,8 +227,7 @@ def _gap(options: argparse.Namespace) -> int:
     Operators that are not on the surface are views, in-place and vendor operators.
     """
     if not options.script.is_file():
-        msg = f"{options.script} is not a file"
-        raise OutputError(msg)
+        raise OutputError(f"{options.script} is not a file")
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from ._dispatch.kernels import cells
@@ -269,8 +264,7 @@ def run_kernels(path: Path | None) -> None:
     if path is None:
         return
     if not path.is_file():
-        msg = f"--kernels {path}: no such file"
-        raise SurfaceError(msg)
+        raise SurfaceError(f"--kernels {path}: no such file")
     _run_script(path)
 
 

@@ -107,5 +107,4 @@ class Choice:
         given = [type(value).__name__ for value in args]
         given += [f"{name}: {type(value).__name__}" for name, value in kwargs.items()]
         forms = ", ".join(f"{self.name}{candidate}" for candidate in self.candidates)
-        msg = f"no form of {self.name} takes ({', '.join(given)}); there are {forms}"
-        raise TypeError(msg)
+        raise TypeError(f"no form of {self.name} takes ({', '.join(given)}); there are {forms}")

@@ -106,11 +106,10 @@ def adapt(
         raise PassArgumentTypeError(f"adapt: {body!r} is {what}.")
     is_value = isinstance(body, types.FunctionType | functools.partial)
     if not is_value and not isinstance(inspect.getattr_static(type(body), "__call__"), types.FunctionType):
-        msg = (
+        raise PassArgumentTypeError(
             f"adapt: {body!r} is a {type(body).__qualname__}, whose state no cache key can hold. "
             "Pass a function, or an object whose class defines __call__."
         )
-        raise PassArgumentTypeError(msg)
     try:
         with contextlib.suppress(ValueError):  # a function of C without a signature, in a partial
             inspect.signature(body).bind(None)

@@ -70,11 +70,10 @@ def disabled_passes() -> frozenset[str]:
     if names:
         known = {_ALL, *(cls.__name__ for cls in list(classes_of_passes))}
         for name in sorted(names - known):
-            msg = (
+            raise UnknownPassNameError(
                 f"{DISABLE_VARIABLE} names {name!r}, which is not a pass.{nearest(name, known)} Give the names of "
                 f"classes, separated by commas, or 'all'. Loaded are {', '.join(sorted(known - {_ALL}))}."
             )
-            raise UnknownPassNameError(msg)
     return names
 
 
@@ -98,38 +97,33 @@ def check_declarations(cls: Any) -> None:
     """Raise `PassDefinitionError` if the keys, the hook or the ``__call__`` of *cls* cannot work."""
     keys = cls.inductor_config_keys_potentially_mutated_by_this_pass
     if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
-        msg = (
+        raise PassDefinitionError(
             f"{cls.__qualname__}.inductor_config_keys_potentially_mutated_by_this_pass must be a tuple of strings, "
             f"such as ('triton.max_tiles',); got {keys!r}."
         )
-        raise PassDefinitionError(msg)
     if cls.hook not in _torch_compat.config.HOOKS:
         hooks = _torch_compat.config.HOOKS
-        msg = (
+        raise PassDefinitionError(
             f"{cls.__qualname__}.hook is {cls.hook!r}; Inductor has {', '.join(hooks)}.{nearest(str(cls.hook), hooks)}"
         )
-        raise PassDefinitionError(msg)
     if keys and cls.hook in _torch_compat.config.EARLY_HOOKS:
-        msg = (
+        raise PassDefinitionError(
             f"{cls.__qualname__} declares configuration keys but runs at {cls.hook}, long before the code generation "
             f"that reads them. Run it at {' or '.join(_torch_compat.config.POST_GRAD_HOOKS)}."
         )
-        raise PassDefinitionError(msg)
     body = vars(cls).get("__call__")
     if body is not None and not isinstance(body, types.FunctionType):
-        msg = f"{cls.__qualname__}.__call__ is a {type(body).__name__}; define it with def."
-        raise PassDefinitionError(msg)
+        raise PassDefinitionError(f"{cls.__qualname__}.__call__ is a {type(body).__name__}; define it with def.")
     for name in vars(cls):
         plain = name.removeprefix(f"_{cls.__name__.lstrip('_')}")  # __call_ is a private name to Python
         for meant, (likeness, is_one) in _AUTHORS.items():
             is_like = SequenceMatcher(None, plain.lower(), meant).ratio() >= likeness
             is_longer = plain.startswith(f"{meant}_")  # is_applicable_to is a name of its own
             if is_like and not is_longer and meant not in vars(cls) and is_one(vars(cls)[name]):
-                msg = (
+                raise PassDefinitionError(
                     f"{cls.__qualname__}.{plain} is almost {meant!r}, which {cls.__qualname__} does not define. "
                     f"Rename it, or give what is not meant as {meant!r} another name. ({cls.__module__})"
                 )
-                raise PassDefinitionError(msg)
 
 
 # What the author of a pass defines -> how alike another name may be, from 0 to 1, and which values count.
@@ -145,11 +139,10 @@ _AUTHORS: dict[str, tuple[float, Callable[[Any], bool]]] = {
 def check_class_keywords(cls: type, keywords: Iterable[str]) -> None:
     """Raise `PassDefinitionError` for the first of *keywords*, which the definition of *cls* has after its bases."""
     for name in keywords:
-        msg = (
+        raise PassDefinitionError(
             f"class {cls.__qualname__}: {name!r} is not a keyword of the class of a pass. Write it into the body of "
             f"the class.{nearest(name, _AUTHORS)}"
         )
-        raise PassDefinitionError(msg)
 
 
 def check_keywords(cls: Any, keywords: Iterable[str]) -> None:
@@ -159,11 +152,10 @@ def check_keywords(cls: Any, keywords: Iterable[str]) -> None:
         for name in keywords:
             if name not in parameters:
                 known = [each for each in parameters if each != "self"]
-                msg = (
+                raise PassArgumentTypeError(
                     f"{cls.__qualname__} has no field {name!r}.{nearest(name, known)} Its fields are "
                     f"{', '.join(known) or 'none'}."
                 )
-                raise PassArgumentTypeError(msg)
 
 
 def check_is_frozen(cls: type) -> None:
@@ -175,11 +167,10 @@ def check_is_frozen(cls: type) -> None:
         "ClassVar" not in str(annotation) for annotation in inspect.get_annotations(cls).values()
     )
     if undecorated or not is_frozen(cls):
-        msg = (
+        raise PassDefinitionError(
             f"{cls.__qualname__} is not a frozen dataclass, so its parameters would be missing from the cache key. "
             f"Decorate it with @dataclass(frozen=True). ({cls.__module__})"
         )
-        raise PassDefinitionError(msg)
     if "__slots__" in vars(cls):
         msg = f"{cls.__qualname__} is a dataclass with slots=True; the base class needs a __dict__. Leave slots out."
         raise PassDefinitionError(msg)
@@ -207,11 +198,10 @@ def check_types(instance: Any) -> None:
         value = getattr(instance, name)
         if type(value) not in kinds and not (type(value) is int and float in kinds):
             wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in kinds)
-            msg = (
+            raise PassArgumentTypeError(
                 f"{type(instance).__name__}: {name} must be {wanted}, not {value!r} of type "
                 f"{type(value).__name__}.{_advice(value, kinds)}"
             )
-            raise PassArgumentTypeError(msg)
 
 
 # What else holds for a field of the passes of this package, by its name.
@@ -230,8 +220,7 @@ def check_fields(instance: Any) -> None:
     check_types(instance)
     for name, (holds, rule) in _RULES.items():
         if hasattr(instance, name) and not holds(getattr(instance, name)):
-            msg = f"{type(instance).__name__}: {name}={getattr(instance, name)!r}: {rule}"
-            raise PassArgumentError(msg)
+            raise PassArgumentError(f"{type(instance).__name__}: {name}={getattr(instance, name)!r}: {rule}")
 
 
 @functools.cache

@@ -220,13 +220,12 @@ def _verdict(part: MagiInductorPass, graph: Graph, context: PassContext) -> Reas
         return Reason(False, SWITCHED_OFF)
     name, keys = type(part).__qualname__, part.inductor_config_keys_potentially_mutated_by_this_pass
     if keys and current().start is None:
-        msg = (
+        raise UnscopedConfigError(
             f"{name} may change Inductor's configuration ({', '.join(keys)}), and was called where nothing would put "
             "it back: outside of a compilation by Inductor, or in one that began before the first pass was made. "
             f"Compile with PassPipeline([{name}(...)]).inductor_options(), or call the pass inside `with "
             "PassPipeline([...]).scope():`."
         )
-        raise UnscopedConfigError(msg)
     if keys and context.is_subgraph:
         return SUBGRAPH
     verdict: Any = part.is_applicable(graph, context)
@@ -266,22 +265,20 @@ def _check_declared(part: MagiInductorPass, changes: Mapping[str, tuple[Any, Any
     undeclared = {key: change for key, change in changes.items() if key not in declared}
     if undeclared:
         shown = ", ".join(f"{key!r} ({old!r} -> {new!r})" for key, (old, new) in sorted(undeclared.items()))
-        msg = (
+        raise UndeclaredConfigMutationError(
             f"{type(part).__qualname__} changed Inductor configuration that it does not declare: {shown}. "
             "Add the keys to inductor_config_keys_potentially_mutated_by_this_pass, so that they are put back when the "
             f"compilation ends. ({type(part).__module__})"
         )
-        raise UndeclaredConfigMutationError(msg)
 
 
 def _check_structure(part: MagiInductorPass, graph: Graph, context: PassContext) -> None:
     flaw = flaw_of(graph)
     if flaw is not None:
-        msg = (
+        raise BrokenGraphError(
             f"{type(part).__qualname__} left {context.graph} broken: {flaw}. The graph was whole before this pass; "
             f"replace the uses of a node before erasing it, and keep the output. ({type(part).__module__})"
         )
-        raise BrokenGraphError(msg)
 
 
 @dataclass(frozen=True)
@@ -308,12 +305,11 @@ class PipelineHook(CustomGraphPass):
         for part in self.passes:
             if part.hook.partition("_custom_")[0] != name.partition("_custom_")[0]:
                 cls = type(part)
-                msg = (
+                raise PassArgumentError(
                     f"{cls.__qualname__} is run at {name}, and its hook is {part.hook}, where graphs are of another "
                     "form. Put it there, as PassPipeline([...]).inductor_options() does. If it is for the graphs here, "
                     f"set hook = {name!r} in its class. ({cls.__module__})"
                 )
-                raise PassArgumentError(msg)
 
     @property
     def declared_keys(self) -> frozenset[str]:
@@ -520,12 +516,11 @@ def _begun(gm: GraphModule, example_inputs: Sequence[Any], kwargs: Mapping[str, 
 def _refuse_to_lose_passes() -> None:
     mode = _torch_compat.compiling.out_of_process_mode()
     if mode is not None:
-        msg = (
+        raise PassesWouldBeDroppedError(
             f"TORCHINDUCTOR_FX_COMPILE_MODE={mode} compiles from a copy of the configuration that leaves custom passes "
             "out, so the passes of this pipeline would silently not run. Unset the variable, or compile without the "
             "pipeline's options."
         )
-        raise PassesWouldBeDroppedError(msg)
 
 
 def _record_cache_hit(hook: PipelineHook, graph: str) -> None:

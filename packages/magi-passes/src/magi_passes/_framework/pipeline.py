@@ -49,10 +49,9 @@ class PassPipeline:
             if not isinstance(candidate, MagiInductorPass):
                 as_function = "Subclass MagiInductorPass, or give a function of a graph to adapt()."
                 hint = "Pass an instance, not the class." if isinstance(candidate, type) else as_function
-                msg = (
+                raise PassDefinitionError(
                     f"PassPipeline: item {position} is {candidate!r}, which is not a MagiInductorPass instance. {hint}"
                 )
-                raise PassDefinitionError(msg)
             check_is_frozen(type(candidate))
             check_keys_exist(type(candidate))
             candidate.uuid()
@@ -167,8 +166,7 @@ def _listed(passes: object) -> tuple[Any, ...]:
         isinstance(passes, type) and issubclass(passes, MagiInductorPass)
     )
     advice = "Put it into a list: PassPipeline([...])." if is_pass else "Give a list of passes."
-    msg = f"PassPipeline: passes is {passes!r}, of type {type(passes).__qualname__}. {advice}"
-    raise PassArgumentTypeError(msg)
+    raise PassArgumentTypeError(f"PassPipeline: passes is {passes!r}, of type {type(passes).__qualname__}. {advice}")
 
 
 def _options(base: object) -> dict[str, Any]:
@@ -181,12 +179,10 @@ def _options(base: object) -> dict[str, Any]:
     known = _torch_compat.config.config_keys()
     for key in options.keys() - known:
         if meant := nearest(key, known):  # torch refuses any other, and takes some that are not configuration
-            msg = f"inductor_options: base has {key!r}, which is not an option of Inductor.{meant}"
-            raise PassArgumentError(msg)
+            raise PassArgumentError(f"inductor_options: base has {key!r}, which is not an option of Inductor.{meant}")
     for name in _torch_compat.config.HOOKS:
         for part in parts_of(options.get(name)):
             if isinstance(part, type) or not callable(part):
                 what = "a class; pass an instance" if isinstance(part, type) else "nothing that can be called"
-                msg = f"inductor_options: base has {part!r} at {name}, which is {what}."
-                raise PassArgumentTypeError(msg)
+                raise PassArgumentTypeError(f"inductor_options: base has {part!r} at {name}, which is {what}.")
     return options

@@ -129,8 +129,7 @@ class NDTilingWorkaroundPass(CheckedPass):
             try:
                 _torch_compat.config.numbers_of(self.max_torch)
             except ValueError as error:
-                msg = f"NDTilingWorkaroundPass: max_torch={error}"
-                raise PassArgumentError(msg) from None
+                raise PassArgumentError(f"NDTilingWorkaroundPass: max_torch={error}") from None
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """It applies to dynamic, convolution-heavy graphs on older torch if the user has not set ND tiling."""

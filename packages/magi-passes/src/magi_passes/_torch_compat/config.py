@@ -166,8 +166,7 @@ def numbers_of(version: str) -> tuple[int, int, int, int]:
     """
     match = _VERSION.fullmatch(version.strip())
     if match is None:
-        msg = f"{version!r} is not a torch release; write it as '2.11' or '2.13.1'"
-        raise ValueError(msg)
+        raise ValueError(f"{version!r} is not a torch release; write it as '2.11' or '2.13.1'")
     major, minor, patch, post = (int(part or 0) for part in match.groups())
     return major, minor, patch, post
 

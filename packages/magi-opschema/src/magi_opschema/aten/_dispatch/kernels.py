@@ -160,8 +160,7 @@ lock = threading.RLock()
 def cell_of(base: str) -> Cell:
     """The cell of a loaded base."""
     if base not in cells:
-        msg = f"no operator {base!r} in the loaded ATen surface{nearest(base, cells)}"
-        raise UnknownOpError(msg)
+        raise UnknownOpError(f"no operator {base!r} in the loaded ATen surface{nearest(base, cells)}")
     return cells[base]
 
 
@@ -179,8 +178,7 @@ def check_environment(*, is_complete: bool = False) -> None:
             msg = f"{variable} names no operator of the ATen surface{hint}; write {_PREFIX}<base>, as MAGI_SLOT_softmax"
             raise SlotError(msg)
         if not (text.isascii() and text.isdecimal()):
-            msg = f"{variable}={text!r} is not a slot; give a number from 0 to {ATEN_SLOT}"
-            raise SlotError(msg)
+            raise SlotError(f"{variable}={text!r} is not a slot; give a number from 0 to {ATEN_SLOT}")
         check_number(int(text), base, source=variable)
 
 
@@ -190,8 +188,7 @@ def check_number(slot: object, base: str, *, lowest_only: bool = False, source: 
     if not isinstance(slot, int) or isinstance(slot, bool) or not 0 <= slot <= highest:
         what = f"{source}={slot}" if source else f"slot {show_value(slot)} of aten::{base}"
         aten = f"; {ATEN_SLOT} is ATen itself" if lowest_only else ""
-        msg = f"{what}: slots are numbered 0 to {highest}{aten}"
-        raise SlotError(msg)
+        raise SlotError(f"{what}: slots are numbered 0 to {highest}{aten}")
 
 
 def _overload(base: str, name: str) -> OpOverload:
@@ -291,16 +288,14 @@ def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tup
 
 def _signature_of(fn: object, base: str) -> inspect.Signature:
     if not callable(fn):
-        msg = f"the kernel for aten::{base} is {show_with_type(fn)}, expected a function"
-        raise KernelSignatureError(msg)
+        raise KernelSignatureError(f"the kernel for aten::{base} is {show_with_type(fn)}, expected a function")
     try:
         return inspect.signature(fn, eval_str=True)
     except NameError:
         return inspect.signature(fn)  # an annotation has a name that only a type checker imports, so it is not compared
     except (TypeError, ValueError) as error:
         what = f"the kernel for aten::{base}, {show_value(fn)}"
-        msg = f"{what}, has no signature that Python can read; wrap it in a function"
-        raise KernelSignatureError(msg) from error
+        raise KernelSignatureError(f"{what}, has no signature that Python can read; wrap it in a function") from error
 
 
 def schema_parameters(cell: Cell, pair: Pair) -> list[Parameter]:
@@ -409,11 +404,9 @@ def prepare_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype, device: t
         torch.Size([2, 3])
     """
     if out.device != device:
-        msg = f"Expected out tensor to have device {device}, but got {out.device} instead"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"Expected out tensor to have device {device}, but got {out.device} instead")
     if out.dtype != dtype and not torch.can_cast(dtype, out.dtype):
-        msg = f"result type {dtype} can't be cast to the desired output type {out.dtype}"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"result type {dtype} can't be cast to the desired output type {out.dtype}")
     if out.shape != torch.Size(shape):
         if out.numel() != 0:
             warnings.warn(
@@ -438,8 +431,7 @@ def write_out(result: Any, out: Any) -> Any:
         return out
     if isinstance(out, Tensor) or len(result) != len(out):
         count = 1 if isinstance(out, Tensor) else len(out)
-        msg = f"out= has {count} tensors, and the result {len(result)}"
-        raise ValueError(msg)
+        raise ValueError(f"out= has {count} tensors, and the result {len(result)}")
     for value, target in zip(result, out, strict=True):
         write_out(value, target)
     return out
@@ -460,8 +452,7 @@ def out_options(out: Tensor, options: dict[str, Any]) -> dict[str, Any]:
     for name in OPTIONS:
         wanted = options.get(name)
         if wanted is not None and not _agrees(name, wanted, out):
-            msg = f"{name} {wanted} does not match that of out: {getattr(out, name, False)}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{name} {wanted} does not match that of out: {getattr(out, name, False)}")
     return {name: value for name, value in options.items() if name not in OPTIONS}
 
 

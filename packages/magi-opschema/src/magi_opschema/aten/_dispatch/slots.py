@@ -67,8 +67,7 @@ def load(folder: str | os.PathLike[str]) -> ModuleType:
     try:
         path = Path(folder).absolute()
     except TypeError:
-        msg = f"a surface is given by its folder, not by {show_with_type(folder)}"
-        raise SurfaceError(msg) from None
+        raise SurfaceError(f"a surface is given by its folder, not by {show_with_type(folder)}") from None
     surface = _load(path)
     check_environment()
     return surface
@@ -104,8 +103,7 @@ def default_folder() -> Path:
     except OutputError as error:
         if (folder / METADATA_FILE).is_file():  # another process was faster, and its files are identical
             return folder
-        msg = f"{error}. The ATen surface is kept there; name another folder in {CACHE_DIR}"
-        raise OutputError(msg) from error
+        raise OutputError(f"{error}. The ATen surface is kept there; name another folder in {CACHE_DIR}") from error
     return folder
 
 
@@ -119,8 +117,7 @@ def attribute(name: str, submodule: str = "") -> Any:
     if not submodule:
         known += [f"{sub}.{op}" for sub in SUBMODULES if sub in known for op in getattr(surface, sub).__all__]
     where = f"magi_opschema.aten.{submodule}" if submodule else "magi_opschema.aten"
-    msg = f"{where} has no operator {name!r}{nearest(name, known)}"
-    raise UnknownOpError(msg)
+    raise UnknownOpError(f"{where} has no operator {name!r}{nearest(name, known)}")
 
 
 @ft.cache
@@ -143,8 +140,7 @@ def _load(folder: Path) -> ModuleType:
         name, folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
     if spec is None or spec.loader is None:
-        msg = f"{folder} cannot be imported"
-        raise SurfaceError(msg)
+        raise SurfaceError(f"{folder} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -153,8 +149,7 @@ def _load(folder: Path) -> ModuleType:
         for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
             del sys.modules[loaded]
         if isinstance(error, (SyntaxError, ImportError, OSError)):
-            msg = f"the surface in {folder} cannot be imported: {error}"
-            raise SurfaceError(msg) from error
+            raise SurfaceError(f"the surface in {folder} cannot be imported: {error}") from error
         raise
     return module
 
@@ -263,8 +258,7 @@ def register_slot(
     serves, takes_out = served_variants(cell, fn, only)
     for name, function in functions.items():
         if function is not None and not callable(function):
-            msg = f"{name}={show_value(function)} must be a function"
-            raise SlotError(msg)
+            raise SlotError(f"{name}={show_value(function)} must be a function")
     kernel = Kernel(
         base=cell.base,
         slot=slot,
@@ -280,8 +274,7 @@ def register_slot(
             if other.slot == slot and other.serves & serves:
                 taken = ", ".join(sorted(other.serves & serves))
                 where = f"slot {slot} of aten::{cell.base}"
-                msg = f"{where} already serves {taken}; call unregister_slot({cell.base!r}, {slot}) first"
-                raise SlotError(msg)
+                raise SlotError(f"{where} already serves {taken}; call unregister_slot({cell.base!r}, {slot}) first")
         cell.kernels = tuple(sorted([*cell.kernels, kernel], key=lambda k: k.slot))
         _refresh(cell)
     return fn
@@ -354,8 +347,7 @@ def op(base: str, *pairs: tuple[str | None, str | None]) -> Cell:
         cells[base] = cell = Cell(base, wanted)
         cell.eager = _FirstCall(cell)
     elif cells[base].pairs != wanted:
-        msg = f"aten::{base} is loaded with other overloads; both surfaces must come from the same torch"
-        raise SurfaceError(msg)
+        raise SurfaceError(f"aten::{base} is loaded with other overloads; both surfaces must come from the same torch")
     return cells[base]
 
 
@@ -391,8 +383,7 @@ def _refresh(cell: Cell) -> None:
 
 def _cell(base: object) -> Cell:
     if not isinstance(base, str):
-        msg = f"an operator is given by its name, such as 'softmax', not by {show_with_type(base)}"
-        raise UnknownOpError(msg)
+        raise UnknownOpError(f"an operator is given by its name, such as 'softmax', not by {show_with_type(base)}")
     if base not in cells:
         default_surface()
         if base not in cells:

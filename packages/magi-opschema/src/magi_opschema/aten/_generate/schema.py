@@ -421,8 +421,7 @@ def _alias(annotation: object) -> str | None:
 
 def _require_yaml(task: str) -> None:
     if importlib.util.find_spec("yaml") is None:
-        msg = f"{task} needs pyyaml: pip install 'magi-opschema[aten]'."
-        raise MissingExtraError(msg)
+        raise MissingExtraError(f"{task} needs pyyaml: pip install 'magi-opschema[aten]'.")
 
 
 def read_allowlist(path: Path) -> list[str]:
@@ -441,15 +440,12 @@ def read_allowlist(path: Path) -> list[str]:
     try:
         entries = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        msg = f"the allowlist {path} cannot be read: {error.strerror}"
-        raise AllowlistError(msg) from error
+        raise AllowlistError(f"the allowlist {path} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        msg = f"the allowlist {path} is not YAML: {error}"
-        raise AllowlistError(msg) from error
+        raise AllowlistError(f"the allowlist {path} is not YAML: {error}") from error
     if not isinstance(entries, list) or not entries:
         kind = type(entries).__name__
-        msg = f"the allowlist {path} must be a YAML list of base names such as '- softmax', not {kind}"
-        raise AllowlistError(msg)
+        raise AllowlistError(f"the allowlist {path} must be a YAML list of base names such as '- softmax', not {kind}")
     served: list[tuple[str, bool]] = []
     for place, entry in enumerate(entries, start=1):
         name, releases = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, "")
@@ -459,8 +455,7 @@ def read_allowlist(path: Path) -> list[str]:
         served.append((name, _serves(releases, f"the allowlist {path}: entry {place}, {name!r},")))
     repeated = sorted(name for name, count in Counter(name for name, _ in served).items() if count > 1)
     if repeated:
-        msg = f"the allowlist {path} names {', '.join(repeated)} more than once"
-        raise AllowlistError(msg)
+        raise AllowlistError(f"the allowlist {path} names {', '.join(repeated)} more than once")
     return [name for name, serves in served if serves]
 
 
@@ -490,8 +485,7 @@ def select_bases(names: list[str], schemas: InstalledSchemas, source: Path) -> l
             problems.append(f"no operator {name!r}{nearest(name, schemas.out_counts)}")
     if problems:
         listed = "\n  ".join(problems)
-        msg = f"the allowlist {source} does not fit torch {schemas.torch_version}:\n  {listed}"
-        raise AllowlistError(msg)
+        raise AllowlistError(f"the allowlist {source} does not fit torch {schemas.torch_version}:\n  {listed}")
     return [schemas.base(name) for name in sorted(names)]
 
 

@@ -261,8 +261,7 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
-        msg = f"cannot write the output folder {folder}: {error.strerror}: {error.filename}"
-        raise OutputError(msg) from error
+        raise OutputError(f"cannot write the output folder {folder}: {error.strerror}: {error.filename}") from error
     try:
         fresh = staging / "fresh"
         fresh.mkdir()
@@ -278,8 +277,7 @@ def write_folder(files: dict[str, str], folder: Path) -> None:
             (staging / "old").rename(folder)
             raise
     except OSError as error:
-        msg = f"cannot write the output folder {folder}: {error.strerror}"
-        raise OutputError(msg) from error
+        raise OutputError(f"cannot write the output folder {folder}: {error.strerror}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -302,11 +300,9 @@ def _refuse_foreign_files(files: dict[str, str], folder: Path) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        msg = f"the output folder {folder} is a file"
-        raise OutputError(msg)
+        raise OutputError(f"the output folder {folder} is a file")
     if not os.access(folder, os.W_OK | os.X_OK):
-        msg = f"cannot write the output folder {folder}: Permission denied"
-        raise OutputError(msg)
+        raise OutputError(f"cannot write the output folder {folder}: Permission denied")
     present = _names(folder)
     foreign = present
     if METADATA_FILE in present:
@@ -326,13 +322,11 @@ def _names(folder: Path) -> list[str]:
     try:
         return sorted(path.name for path in folder.iterdir() if path.name != "__pycache__")
     except OSError as error:
-        msg = f"cannot read the output folder {folder}: {error.strerror}"
-        raise OutputError(msg) from error
+        raise OutputError(f"cannot read the output folder {folder}: {error.strerror}") from error
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        msg = f"cannot read {path}: {error.strerror}"
-        raise OutputError(msg) from error
+        raise OutputError(f"cannot read {path}: {error.strerror}") from error
