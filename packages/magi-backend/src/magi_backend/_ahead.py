@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from magi_backend import _torch_compat
 from magi_backend._passes import chosen_passes
-from magi_backend._records.log import registered
+from magi_backend._register import registered
 from magi_backend._repairs._defect import active_defects, repaired
 from magi_backend._settings import read_request
 from magi_backend.errors import OptionError, PackageError, TargetTypeError, family

@@ -45,7 +45,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from . import _torch_compat
-from ._records.log import registered
+from ._register import registered
 from ._repairs._defect import Defect, known_defects
 from ._settings import CompileConfig
 

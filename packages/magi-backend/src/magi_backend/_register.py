@@ -14,11 +14,12 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 import magi_opschema
 import magi_tritonwrap
 import torch
-from magi_opschema.errors import HandleError
+from magi_opschema.errors import HandleError, UnknownOpError
 from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning
 from torch.utils._pytree import tree_leaves
 
 from ._settings import CompileConfig
+from ._torch_compat.nodes import is_operator
 
 
 _BY_HANDLE = "no: these calls pass the handle of an object, which hides it; pass the object"
@@ -169,6 +170,16 @@ def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.Kernel
     except magi_opschema.OpSchemaError:
         return kernels  # the registration raises for the same reason, with the name of the operator
     return magi_tritonwrap.find_kernels(fn, extra=listed, classes=classes) if classes else kernels
+
+
+def registered(target: object) -> magi_opschema.OpDef | None:
+    """The definition of the operator that a graph node calls; None if it was not registered with magi-opschema."""
+    if not is_operator(target):
+        return None
+    try:
+        return magi_opschema.op_def(target)
+    except UnknownOpError:
+        return None
 
 
 def _is_foreign(inner: magi_tritonwrap.InnerOp) -> bool:

@@ -9,7 +9,6 @@ of them. Calls keep their order, so that writes into a tensor happen at the same
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -21,8 +20,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.split_module import split_module
 
 from . import _torch_compat
-from ._records.log import registered
 from ._regions import Block, opened
+from ._register import registered
 from .errors import BoundaryOpError, did_you_mean
 
 
@@ -134,7 +133,7 @@ def _places(
     for node in gm.graph.nodes:
         if not node.op.startswith("call_"):
             continue
-        if (source := _tuple_of(node)) in places:
+        if (source := _torch_compat.nodes.tuple_of(node)) in places:
             # A tuple must not be passed between pieces, so its items are taken in the piece that makes it.
             places[node] = places[source]
             continue
@@ -145,14 +144,6 @@ def _places(
                 titles[current] = own.kind if isinstance(own, Block) else _torch_compat.nodes.called_overload(own)
         places[node] = current
     return places
-
-
-def _tuple_of(node: Node) -> Node | None:
-    """The node whose item *node* is; None if it is something else, such as a part of a tensor."""
-    source = node.args[0] if node.target is operator.getitem else None
-    if isinstance(source, Node) and not isinstance(source.meta.get("example_value"), torch.Tensor):
-        return source
-    return None
 
 
 def _written(node: Node) -> Node | None:
@@ -220,7 +211,7 @@ def _numbers(nodes: Iterable[Node]) -> set[Node]:
 
 def _is_view(node: Node) -> bool:
     """Whether *node* is a view of its inputs, or a tuple of views, whose gradient is that of a view."""
-    if (source := _tuple_of(node)) is not None:
+    if (source := _torch_compat.nodes.tuple_of(node)) is not None:
         return _is_view(source)  # an item of an operator's result shares its memory, but is not a view
     # Such as an autograd.Function that gives a view.
     has_body = _torch_compat.nodes.is_higher_order(node.target)

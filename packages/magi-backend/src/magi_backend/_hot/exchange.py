@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from magi_backend._records.log import registered
+from magi_backend._register import registered
 from magi_backend._split import boundary_overloads, is_boundary
 from magi_backend._torch_compat import distributed, symbols, values
 from magi_backend._torch_compat.nodes import is_higher_order, nodes_in, operator_name, tensors_of

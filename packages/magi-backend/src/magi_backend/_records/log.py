@@ -20,12 +20,11 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import magi_opschema
 import torch
-from magi_opschema.errors import UnknownOpError
 from torch.fx import GraphModule
 
 from magi_backend import _torch_compat
+from magi_backend._register import registered
 from magi_backend._settings import Request
 from magi_backend.records import (
     CacheUse,
@@ -70,16 +69,6 @@ def op_uses(gm: GraphModule) -> tuple[OpUse, ...]:
         for target, count in calls.items()
         if (definition := registered(target)) is not None
     )
-
-
-def registered(target: object) -> magi_opschema.OpDef | None:
-    """The definition of the operator that a graph node calls; None if it was not registered with magi-opschema."""
-    if not _torch_compat.nodes.is_operator(target):
-        return None
-    try:
-        return magi_opschema.op_def(target)
-    except UnknownOpError:
-        return None
 
 
 def generated_kernels(source: str) -> tuple[str, ...]:

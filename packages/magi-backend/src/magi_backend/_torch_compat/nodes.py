@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import operator
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,14 @@ def is_write(node: Node) -> bool:
 def tensors_of(node: Node) -> list[torch.Tensor]:
     """The fake tensors in what *node* of a captured graph gives."""
     return [leaf for leaf in pytree.tree_leaves(node.meta.get("example_value")) if isinstance(leaf, torch.Tensor)]
+
+
+def tuple_of(node: Node) -> Node | None:
+    """The node whose item *node* is; None if it is something else, such as a part of a tensor."""
+    source = node.args[0] if node.target is operator.getitem else None
+    if isinstance(source, torch.fx.Node) and not isinstance(source.meta.get("example_value"), torch.Tensor):
+        return source
+    return None
 
 
 def written_tensors(node: Node) -> list[torch.Tensor]:

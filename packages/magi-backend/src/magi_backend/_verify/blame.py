@@ -13,21 +13,19 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import operator
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import magi_opschema
 import torch
-from magi_opschema.errors import UnknownOpError
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from magi_backend import _torch_compat
+from magi_backend._register import registered
 from magi_backend._torch_compat.nodes import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_MODE
 from magi_backend._torch_compat.values import storage_id
 from magi_backend.errors import MismatchError
@@ -78,18 +76,12 @@ def units(gm: GraphModule) -> tuple[Unit, ...]:
         if not node.op.startswith("call_"):
             continue
         opened = _torch_compat.nodes.nesting(node)
-        if found and (depth or (_is_item(node) and node.args[0] in found[-1])):
+        if found and (depth or _torch_compat.nodes.tuple_of(node) in found[-1]):
             found[-1].append(node)
         else:
             found.append([node])
         depth += opened
     return tuple(map(tuple, found))
-
-
-def _is_item(node: Node) -> bool:
-    """Whether *node* takes an item of a tuple."""
-    source: Any = node.args[0] if node.target is operator.getitem else None
-    return source is not None and not isinstance(getattr(source, "meta", {}).get("example_value"), torch.Tensor)
 
 
 def part_of(gm: GraphModule, chosen: Iterable[Unit]) -> Part:
@@ -461,13 +453,10 @@ class CheckedPiece:
 
 def _other_bodies(gm: GraphModule) -> Iterator[tuple[str, str]]:
     """The operators of *gm* that have several bodies, each with the name of each body."""
-    graphs = [inner.graph for inner in gm.modules() if isinstance(inner, GraphModule)]
-    called = {node.target: None for graph in graphs for node in graph.nodes}
-    for target in filter(_torch_compat.nodes.is_operator, called):
-        with suppress(UnknownOpError):
-            known = magi_opschema.op_def(target)
-            bodies = [one.name for one in known.implementations]
-            yield from ((known.name, body) for body in ([*bodies, "default"] if bodies else ()))
+    called = dict.fromkeys(node.target for node in _torch_compat.nodes.nodes_in(gm))
+    for known in filter(None, map(registered, called)):
+        bodies = [one.name for one in known.implementations]
+        yield from ((known.name, body) for body in ([*bodies, "default"] if bodies else ()))
 
 
 def _how(wrong: Difference, code: str) -> str:
