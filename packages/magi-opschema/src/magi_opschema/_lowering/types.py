@@ -21,7 +21,7 @@ import torch
 from magi_opschema._handles.declared import AnnotatedField, annotated_fields, declared_fields, is_declared
 from magi_opschema._handles.handle import ObjectHandle, handle, unfit
 from magi_opschema._lowering import codecs
-from magi_opschema._model.schema import schema_type_of
+from magi_opschema._model.schema import CLASSES, schema_type_of
 from magi_opschema._model.tree import (
     IDENTITY,
     Codec,
@@ -237,20 +237,9 @@ def _defines(cls: type, name: str) -> bool:
     return any(name in vars(base) for base in cls.__mro__ if base.__module__ != "builtins")
 
 
-_SCHEMA_TYPES: dict[object, str] = {
-    torch.Tensor: "Tensor",
-    torch.nn.Parameter: "Tensor",
-    bool: "bool",
-    int: "SymInt",
-    float: "float",
-    str: "str",
-    complex: "complex",
-    torch.dtype: "ScalarType",
-    torch.device: "Device",
-    torch.layout: "Layout",
-    torch.memory_format: "MemoryFormat",
-    torch.Generator: "Generator",
-}
+# A Scalar is annotated as a union, whose first class is that of SymInt.
+_SCHEMA_TYPES: dict[object, str] = {cls: name for name, (cls, *_) in CLASSES.items() if name != "Scalar"}
+_SCHEMA_TYPES[torch.nn.Parameter] = "Tensor"
 _NUMBERS = {int, float, bool, complex}
 _MAX_OF_ONE_CLASS = 8
 """The limit of depth: `class Chain(Generic[T])` with a field `rest: Chain[list[T]]` contains itself without end."""
