@@ -273,8 +273,7 @@ class _UndecidedOp:
         if warn and self.infer is None:
             text = f"{self.name}: whether it launches Triton kernels is known only at run time, and {reason}."
             fix = "It stays opaque, and its outputs are taken to look like its tensor inputs."
-            msg = f"{text} {fix} State them with infer_output_meta_fn."
-            warnings.warn(OpaqueFallbackWarning(msg), stacklevel=2)
+            warnings.warn(OpaqueFallbackWarning(f"{text} {fix} State them with infer_output_meta_fn."), stacklevel=2)
         return reason
 
     def _like_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str) -> Any:

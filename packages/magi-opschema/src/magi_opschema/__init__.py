@@ -61,8 +61,7 @@ def __getattr__(name: str) -> object:
         return value
     if name in {"aten", "errors"}:
         return importlib.import_module(f"{__name__}.{name}")
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -127,8 +127,7 @@ class Choice:
                 with self.using(one.name):
                     torch.testing.assert_close(call(), expected, equal_nan=True, **tolerances)
             except AssertionError as error:
-                text = f"{self.op}: the implementation {one} differs from the op's own body: {error}"
-                yield one, RuleError(text)
+                yield one, RuleError(f"{self.op}: the implementation {one} differs from the op's own body: {error}")
             else:
                 yield one, "SUCCESS"
 
@@ -295,8 +294,7 @@ def _forced_by_environment(op: str) -> str:
     for entry in filter(None, os.environ.get(IMPLEMENTATIONS, "").split(",")):
         name, is_pair, body = entry.partition("=")
         if not is_pair or not body:
-            text = f"{IMPLEMENTATIONS}: '{entry}' is not 'namespace::op=implementation'."
-            raise EnvironmentVariableError(text)
+            raise EnvironmentVariableError(f"{IMPLEMENTATIONS}: '{entry}' is not 'namespace::op=implementation'.")
         if name.strip() == op:
             return body.strip()
     return ""

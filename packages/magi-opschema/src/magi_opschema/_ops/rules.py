@@ -40,8 +40,7 @@ def check_callable(
 ) -> None:
     """Raise an *error* if *fn*, the value of *option*, is not a function that accepts these arguments."""
     if not callable(fn):
-        text = f"{option} is {show_with_type(fn)}, expected a function."
-        raise error(lowering.sentence(text))
+        raise error(lowering.sentence(f"{option} is {show_with_type(fn)}, expected a function."))
     names, by_name = list(positional), list(keywords)
     try:
         signature = inspect.signature(fn)
@@ -196,8 +195,7 @@ def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[.
         if isinstance(value, (list, tuple)):
             return [torch.empty_like(item) for item in value]
         if value is None and not may_be_none:
-            text = "an output looks like a Tensor that this call passes as None. Pass a function"
-            raise _wrong(lowering, text)
+            raise _wrong(lowering, "an output looks like a Tensor that this call passes as None. Pass a function")
         return None if value is None else torch.empty_like(value)
 
     return fake

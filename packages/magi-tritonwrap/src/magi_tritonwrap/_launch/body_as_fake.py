@@ -112,8 +112,7 @@ def fake_from_body(fn: Callable[P, R]) -> Callable[P, R]:
             return first
         second = _with_other_data(fn, args, kwargs)
         if _described(first) != _described(second):
-            why = f"reads data of its tensors ({asked}), and its outputs depend on them"
-            raise NoFakeError(_no_fake(fn, why))
+            raise NoFakeError(_no_fake(fn, f"reads data of its tensors ({asked}), and its outputs depend on them"))
         return first
 
     return fake
