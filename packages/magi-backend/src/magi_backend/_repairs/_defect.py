@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import inspect
 import pkgutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,9 @@ from typing import Any, Literal
 
 import torch
 
-from magi_backend._torch_compat.compiling import register_devices, torch_release
+from magi_backend._torch_compat.compiling import owner_of as owner_of
+from magi_backend._torch_compat.compiling import replace as replace
+from magi_backend._torch_compat.compiling import torch_release
 
 
 @dataclass(frozen=True)
@@ -64,51 +65,10 @@ class Defect:
 
     def patch(self) -> None:
         """Put the repair in the place of torch's functions, once; outside of its scope it does nothing there."""
-        scope = None if self.is_in_capture else self.name
+        scope = None if self.is_in_capture else functools.partial(is_active, self.name)
         done = [replace(*owner_of(place), scope, repaired) for place, repaired in self.replaces.items()]
         if any(done) and self.when_replaced is not None:
             self.when_replaced()
-
-
-def owner_of(place: str) -> tuple[Any, str]:
-    """The class or module that has the function *place*, None if torch does not have it, and the function's name."""
-    module, _, path = place.partition(":")
-    *classes, attribute = path.split(".")
-    register_devices()
-    owner: Any = importlib.import_module(module)
-    for name in classes:
-        owner = getattr(owner, name, None)
-    return owner, attribute
-
-
-def replace(owner: Any, attribute: str, scope: str | None, repaired: Callable[..., Any]) -> bool:
-    """Make *attribute* of a class or module call *repaired* where the repair *scope* is active; None is everywhere.
-
-    Returns whether it was replaced: not twice, and not if there is no such attribute. Several repairs may replace the
-    same function; each calls the one before it.
-    """
-    found = inspect.getattr_static(owner, attribute, None)
-    original = found.__func__ if isinstance(found, staticmethod) else found
-    repair = (repaired.__module__, repaired.__qualname__)
-    if original is None or repair in _repairs_of(original):
-        return False
-
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if scope is None or is_active(scope):
-            return repaired(original, *args, **kwargs)
-        return original(*args, **kwargs)
-
-    known: Any = function
-    known._magi_original, known._magi_repair = original, repair
-    setattr(owner, attribute, staticmethod(function) if isinstance(found, staticmethod) else function)
-    return True
-
-
-def _repairs_of(function: Any) -> Iterator[tuple[str, str]]:
-    while hasattr(function, "_magi_original"):
-        yield function._magi_repair
-        function = function._magi_original
 
 
 @functools.cache

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from magi_backend._torch_compat.compiling import is_our_backend
+from magi_backend._torch_compat.compiling import is_our_backend, replace
 
-from ._defect import Defect, note_in_capture, replace, report
+from ._defect import Defect, is_active, note_in_capture, report
 
 
 if TYPE_CHECKING:
@@ -154,10 +154,11 @@ def _apply_patterns(original: Callable[..., int], patterns: Any, *args: Any, **k
     error. By default, Inductor replaces the random number operators before the search; under ``fallback_random``, which
     `explain` and ``magi.check`` use, it does not.
     """
+    in_scope = functools.partial(is_active, "match_whole_permutations")
     for key, entries in list(patterns.patterns.items()):
         if torch.ops.aten.index.Tensor in key:
             for entry in entries:
-                replace(entry, "extra_check", "match_whole_permutations", _no_where_it_lacks_inputs)
+                replace(entry, "extra_check", in_scope, _no_where_it_lacks_inputs)
     return original(patterns, *args, **kwargs)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import inspect
 import json
 import operator
 import os
@@ -41,6 +43,47 @@ def register_devices() -> None:
         known.clear()
         common.get_device_op_overrides("cpu")
         known.update(by_themselves)
+
+
+def owner_of(place: str) -> tuple[Any, str]:
+    """The class or module that has the function *place*, None if torch does not have it, and the function's name."""
+    module, _, path = place.partition(":")
+    *classes, attribute = path.split(".")
+    register_devices()
+    owner: Any = importlib.import_module(module)
+    for name in classes:
+        owner = getattr(owner, name, None)
+    return owner, attribute
+
+
+def replace(owner: Any, attribute: str, is_active: Callable[[], bool] | None, repaired: Callable[..., Any]) -> bool:
+    """Make *attribute* of a class or module call *repaired* where that *is_active*; None is everywhere.
+
+    It gets torch's function, and then the arguments. Returns whether it was replaced: not twice, and not if there is no
+    such attribute. The same function may be replaced several times; each calls the one before it.
+    """
+    found = inspect.getattr_static(owner, attribute, None)
+    original = found.__func__ if isinstance(found, staticmethod) else found
+    repair = (repaired.__module__, repaired.__qualname__)
+    if original is None or repair in _repairs_of(original):
+        return False
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if is_active is None or is_active():
+            return repaired(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    known: Any = function
+    known._magi_original, known._magi_repair = original, repair
+    setattr(owner, attribute, staticmethod(function) if isinstance(found, staticmethod) else function)
+    return True
+
+
+def _repairs_of(function: Any) -> Iterator[tuple[str, str]]:
+    while hasattr(function, "_magi_original"):
+        yield function._magi_repair
+        function = function._magi_original
 
 
 def let_threads_register(backend: Callable[..., Any]) -> None:
@@ -280,7 +323,7 @@ def seeing_loaded(see: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
     with; and the names of the generated module, which are empty if that is not Python.
     ``CompiledFxGraph.post_compile`` runs for every graph: after Inductor, and after either cache (2.10 to 2.15).
     """
-    _install()
+    replace(*owner_of("torch._inductor.output_code:CompiledFxGraph.post_compile"), None, _and_tell)
     token = _seen_by.set(see)
     try:
         yield
@@ -288,18 +331,9 @@ def seeing_loaded(see: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
         _seen_by.reset(token)
 
 
-@functools.cache
-def _install() -> None:
-    from torch._inductor.output_code import CompiledFxGraph
-
-    post_compile = CompiledFxGraph.post_compile
-
-    @functools.wraps(post_compile)
-    def and_tell(self: Any, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        see = _seen_by.get()
-        function = getattr(self.current_callable, "__func__", self.current_callable)
-        post_compile(self, example_inputs, constants, graph_kwargs)
-        if see is not None:
-            see(self, getattr(function, "__globals__", {}))
-
-    CompiledFxGraph.post_compile = and_tell  # type: ignore[method-assign]
+def _and_tell(post_compile: Callable[..., None], graph: Any, *args: Any, **kwargs: Any) -> None:
+    see = _seen_by.get()
+    function = getattr(graph.current_callable, "__func__", graph.current_callable)
+    post_compile(graph, *args, **kwargs)
+    if see is not None:
+        see(graph, getattr(function, "__globals__", {}))

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .compiling import owner_of, replace
+
 
 Model = Callable[[list[Any]], Any]
 """A compiled function, of a list that it empties."""
@@ -196,7 +198,9 @@ _wrap: ContextVar[Callable[[Recordable], Model] | None] = ContextVar("magi_recor
 @contextlib.contextmanager
 def wrapping_recordable(wrap: Callable[[Recordable], Model]) -> Iterator[None]:
     """A context in which compiled graphs become *wrap* of what Inductor would record, in place of that."""
-    _install()
+    replace(*owner_of("torch._inductor.compile_fx:cudagraphify"), None, _wrapped)
+    replace(torch.cuda, "empty_cache", None, _emptied)
+    replace(*owner_of("torch._inductor.output_code:maybe_handle_backward_generation"), None, _unrecorded)
     token = _wrap.set(wrap)
     try:
         yield
@@ -204,58 +208,47 @@ def wrapping_recordable(wrap: Callable[[Recordable], Model]) -> Iterator[None]:
         _wrap.reset(token)
 
 
-@functools.cache
-def _install() -> None:
-    """Replace what ``post_compile`` calls for each compiled graph or partition (2.10 to 2.15).
+def _wrapped(
+    cudagraphify: Callable[..., Model], model: Model, static_input_idxs: Sequence[int] = (), **kwargs: Any
+) -> Model:
+    """What ``post_compile`` calls for each compiled graph or partition (2.10 to 2.15)."""
+    from torch._inductor import config
 
-    For a backward that cannot be recorded it asks for the manager, which the forward has made in torch; here there may
-    be none until a size is recorded, and never on the thread that compiles beside the calls.
-    """
-    from torch._inductor import compile_fx, config, output_code
-
-    original = compile_fx.cudagraphify
-
-    @functools.wraps(original)
-    def cudagraphify(model: Model, static_input_idxs: Sequence[int] = (), **kwargs: Any) -> Model:
-        wrap = _wrap.get()
-        if wrap is None or not config.triton.cudagraph_trees:
-            return original(model, static_input_idxs, **kwargs)
-        device: int = kwargs["device_index"]
-        # Read now: a recording is made when another compilation may go on.
-        by_torch = functools.partial(original, static_input_idxs=static_input_idxs, **kwargs)
-        names = tuple(placeholder.name for placeholder in kwargs.get("placeholders", ()))
-        return wrap(
-            Recordable(
-                model=model,
-                is_backward=kwargs["is_backward"],
-                inputs=names,
-                mutated=tuple(kwargs.get("mutated_input_idxs", ())),
-                record=functools.partial(Recording, model, by_torch, device),
-                device=device,
-            )
+    wrap = _wrap.get()
+    if wrap is None or not config.triton.cudagraph_trees:
+        return cudagraphify(model, static_input_idxs, **kwargs)
+    device: int = kwargs["device_index"]
+    # Read now: a recording is made when another compilation may go on.
+    by_torch = functools.partial(cudagraphify, static_input_idxs=static_input_idxs, **kwargs)
+    names = tuple(placeholder.name for placeholder in kwargs.get("placeholders", ()))
+    return wrap(
+        Recordable(
+            model=model,
+            is_backward=kwargs["is_backward"],
+            inputs=names,
+            mutated=tuple(kwargs.get("mutated_input_idxs", ())),
+            record=functools.partial(Recording, model, by_torch, device),
+            device=device,
         )
+    )
 
-    empty_cache = torch.cuda.empty_cache
 
-    @functools.wraps(empty_cache)
-    def emptied() -> None:
-        """A capture gives back what torch keeps for the next calls, so that the graph finds memory; its warm-up has."""
-        if not _keeps_cached.get():
-            empty_cache()
+def _emptied(empty_cache: Callable[[], None]) -> None:
+    """A capture gives back what torch keeps for the next calls, so that the graph finds memory; its warm-up has."""
+    if not _keeps_cached.get():
+        empty_cache()
 
-    torch.cuda.empty_cache = emptied
-    by_manager = output_code.maybe_handle_backward_generation
 
-    @functools.wraps(by_manager)
-    def unrecorded(compiled: Any, forward_device: Any) -> None:
-        device = getattr(forward_device, "value", None)
-        if _wrap.get() is None:
-            by_manager(compiled, forward_device)
-        elif compiled.fx_kwargs["is_backward"] and device is not None:
-            compiled.current_callable = telling_of_backward(compiled.current_callable, device)
+def _unrecorded(by_manager: Callable[..., None], compiled: Any, forward_device: Any) -> None:
+    """For a backward that cannot be recorded, torch asks for the manager, which the forward has made there.
 
-    compile_fx.cudagraphify = cudagraphify
-    output_code.maybe_handle_backward_generation = unrecorded  # type: ignore[assignment]
+    Here there may be none until a size is recorded, and never on the thread that compiles beside the calls.
+    """
+    device = getattr(forward_device, "value", None)
+    if _wrap.get() is None:
+        by_manager(compiled, forward_device)
+    elif compiled.fx_kwargs["is_backward"] and device is not None:
+        compiled.current_callable = telling_of_backward(compiled.current_callable, device)
 
 
 def why_unrecorded(compiled: Any) -> str:
