@@ -103,11 +103,8 @@ def _kinds(type_: Type) -> frozenset[str]:
 
 def merge(base: Base) -> Merged | None:
     """One signature for every variant of *base*, or None if the variants cannot be merged."""
-    positional = _positional_names(base)
-    if positional is None:
-        return None
-    order = _order(list(base.variants))
-    if order is None:
+    positional, order = _positional_names(base), _order(base.variants)
+    if positional is None or order is None:
         return None
     words = {word for _, tests in order for test in tests for word in re.findall(r"\w+", test.expression)}
     tested = words - {"isinstance", "and", "or", "not", "is", "list", "tuple", "str", "dtype", "Tensor", UNSET}
@@ -136,7 +133,7 @@ def _positional_names(base: Base) -> list[str] | None:
     return names
 
 
-def _order(variants: list[Variant]) -> list[tuple[Variant, list[_Test]]] | None:
+def _order(variants: tuple[Variant, ...]) -> list[tuple[Variant, list[_Test]]] | None:
     """The variants, each with the tests against all later ones; the most certain and simplest ones come first."""
     remaining, ordered = list(variants), []
     while remaining:
