@@ -159,8 +159,7 @@ increment_version: Callable[[Iterable[torch.Tensor]], None] = torch._C._incremen
 
 def counting_writes() -> contextlib.AbstractContextManager[None]:
     """A context in which Tensors count the writes into them, also inside a context of `below_adinplaceorview_pool`."""
-    key = torch._C.DispatchKey.ADInplaceOrView
-    return torch._C._SetExcludeDispatchKeyGuard(key, False)
+    return torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False)
 
 
 def writes_counted(tensor: torch.Tensor) -> int:
