@@ -544,7 +544,7 @@ def test_forward_backward_and_hot_code_are_recorded(monkeypatch: pytest.MonkeyPa
 
 def test_the_thread_that_calls_has_the_trees_where_another_one_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
-    monkeypatch.setattr(recording, "_local", lambda: threads.append(threading.current_thread()))
+    monkeypatch.setattr(recording, "know_thread", lambda: threads.append(threading.current_thread()))
     options: dict[str, Any] = {"magi.graphs": 2, "magi.first_call": "eager"}
     compiled = torch.compile(lambda x: x * 2, backend="magi", dynamic=True, options=options)
 

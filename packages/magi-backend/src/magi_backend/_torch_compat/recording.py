@@ -177,16 +177,12 @@ def telling_of_backward(run: Model, device: int) -> Model:
 def is_usable() -> bool:
     """Whether this thread has torch's trees: the one that imported them, and autograd's (2.10 to 2.15)."""
     name = "tree_manager_containers"
-    return hasattr(_local(), name) or torch._C._is_key_in_tls(name)
-
-
-def know_thread() -> None:
-    """Give this thread torch's trees, which belong to the one that imports them: another thread may compile first."""
-    _local()
+    return hasattr(know_thread(), name) or torch._C._is_key_in_tls(name)
 
 
 @functools.cache
-def _local() -> Any:
+def know_thread() -> Any:
+    """Torch's trees, which belong to the thread that imports them first: another thread may compile first."""
     from torch._inductor.cudagraph_trees import local
 
     return local
