@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from magi_backend._torch_compat import state, symbols
-from magi_backend._torch_compat.nodes import nodes_in, source_name
+from magi_backend._torch_compat.nodes import nodes_in, source_name, tensors_of
 
 
 Key = tuple[int, ...]
@@ -70,7 +70,7 @@ def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
     """The inputs of *gm*; *example_inputs* holds a value or a symbol for each."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     paths = tuple(_path(node) for node in placeholders)
-    tensors = (leaf for node in gm.graph.nodes for leaf in _leaves(node) if isinstance(leaf, torch.Tensor))
+    tensors = (tensor for node in gm.graph.nodes for tensor in tensors_of(node))
     in_shapes = {symbol for tensor in tensors for symbol in symbols.free_symbols(tensor)}
     sizes = tuple(
         SizeInput(place, str(value), paths[place] or str(value))
@@ -104,15 +104,12 @@ def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphIn
         if example_inputs[place].node.is_nested_int():
             return f"{inputs.paths[place] or placeholders[place].name} is the ragged size of a nested tensor"
     for node in nodes_in(gm):
-        unknown = {symbol for leaf in _leaves(node) for symbol in symbols.free_symbols(leaf)} - known
+        leaves = pytree.tree_leaves(node.meta.get("example_value"))
+        unknown = {symbol for leaf in leaves for symbol in symbols.free_symbols(leaf)} - known
         if unknown:
             names = ", ".join(sorted(map(str, unknown)))
             return f"the size or number {names} of {node.name} is known only when the operator has run"
     return ""
-
-
-def _leaves(node: Node) -> list[Any]:
-    return pytree.tree_leaves(node.meta.get("example_value"))
 
 
 def solved(expression: Any, value: int) -> dict[Any, int]:
