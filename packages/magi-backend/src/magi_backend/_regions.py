@@ -67,7 +67,8 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
         if len(free) < 2 or (wanted is True and not _is_worth_it(free)):
             continue
         same = f"{len(free)} blocks {free[0].kind} of {len(free[0].nodes)} calls are"
-        if wanted is True and _has_convolutions(free[0]):
+        names = map(_torch_compat.nodes.called_name, free[0].nodes)
+        if wanted is True and any("conv" in name and "1d" not in name for name in names):
             found.append(f"{same} each compiled: convolutions choose their memory format for a whole graph")
             continue  # smaller blocks inside these may have none
         taken.update(*(block.nodes for block in free))
@@ -111,11 +112,6 @@ def _is_worth_it(blocks: Sequence[Block]) -> bool:
     return _saved(blocks) >= WORTH and any(
         _torch_compat.nodes.called_name(node) in _PRODUCTS for node in blocks[0].nodes
     )
-
-
-def _has_convolutions(block: Block) -> bool:
-    names = map(_torch_compat.nodes.called_name, block.nodes)
-    return any("conv" in name and "1d" not in name for name in names)
 
 
 _WRITTEN = "a tensor that a backward may need is written after a cut"

@@ -62,7 +62,8 @@ class Condition:
             devices = {t.device for t in tensors} or {_device_asked_for(args, kwargs)}
             if self.devices is not None and not {device.type for device in devices} <= self.devices:
                 return False
-            if self.capability is not None and any(_capability_of(device) < self.capability for device in devices):
+            known = (torch.cuda.get_device_capability(d) if d.type == "cuda" else (0, 0) for d in devices)
+            if self.capability is not None and any(capability < self.capability for capability in known):
                 return False
         if self.dtypes is not None:
             dtype = tensors[0].dtype if tensors else kwargs.get("dtype")
@@ -74,10 +75,6 @@ class Condition:
 def _device_asked_for(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     given = kwargs.get("device") or next((value for value in args if isinstance(value, torch.device)), None)
     return torch.get_default_device() if given is None else torch.device(given)
-
-
-def _capability_of(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def _frozen(values: object, kind: type, name: str, refused: Callable[[str], OpSchemaError]) -> frozenset[Any] | None:

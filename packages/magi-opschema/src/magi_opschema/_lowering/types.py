@@ -311,13 +311,10 @@ def _lower_class(annotation: object, cls: type, place: Place) -> Node:
         if place.subject != "parameter" and (why := why_not_returned(cls)):
             raise place.refuse(annotation, why, "Return Tensors or numbers.")
         return place.leaf(schema_type_of(cls, name), codecs.opaque(cls))
-    if issubclass(cls, (torch.Stream, torch.Event)) or _is_distributed(cls):
+    is_distributed = cls.__module__.startswith("torch.distributed.") and cls.__name__ in {"ProcessGroup", "DeviceMesh"}
+    if is_distributed or issubclass(cls, (torch.Stream, torch.Event)):
         return _lower_handle(annotation, (annotation,), replace(place, is_opaque=True))
     raise place.refuse(annotation, "which has no flat schema form", _advice(annotation))
-
-
-def _is_distributed(cls: type) -> bool:
-    return cls.__module__.startswith("torch.distributed.") and cls.__name__ in {"ProcessGroup", "DeviceMesh"}
 
 
 def _is_hashable(annotation: object) -> bool:
