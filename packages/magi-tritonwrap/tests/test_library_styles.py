@@ -271,10 +271,7 @@ def double(x):
     third_kernel[(triton.cdiv(x.numel(), 128),)](x, out, x.numel(), BLOCK=128)
     return out
 """,
-}
-
-
-LAUNCHER = """import torch
+    "launcher.py": """import torch
 from .kernels import third_kernel
 class Launcher:
     kernel = third_kernel
@@ -287,18 +284,25 @@ def double(x):
     out = torch.empty_like(x)
     LAUNCH(x, out)
     return out
-"""
+""",
+}
 
 
-@pytest.mark.parametrize("is_loaded", [True, False])
-def test_an_installed_package(is_loaded: bool, ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of `third_party_kernels`, which is installed and not loaded."""
     folder = tmp_path / "site-packages" / "third_party_kernels"
     folder.mkdir(parents=True)
     for name, text in PACKAGE.items():
         (folder / name).write_text(text)
     monkeypatch.syspath_prepend(folder.parent)
-    for name in ("", ".kernels", ".ops"):
+    for name in ("", ".kernels", ".ops", ".launcher"):
         monkeypatch.delitem(sys.modules, f"third_party_kernels{name}", raising=False)
+    return folder
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_an_installed_package(is_loaded: bool, ops: Ops, package: Path) -> None:
     if is_loaded:
         import third_party_kernels.ops  # type: ignore[import-not-found]  # noqa: F401
 
@@ -311,33 +315,23 @@ def test_an_installed_package(is_loaded: bool, ops: Ops, tmp_path: Path, monkeyp
     op = ops.define("third", body)
     before = make_see_through(op, body)
     found = [(kernel.name, kernel.file, kernel.line, kernel.launches) for kernel in before.kernels]
-    assert found == ([("third_kernel", f"{folder}/kernels.py", 2, ())] if is_loaded else [])
+    assert found == ([("third_kernel", f"{package}/kernels.py", 2, ())] if is_loaded else [])
     assert [launch.reason for launch in before.unresolved] == (
         [] if is_loaded else ["the module 'third_party_kernels.ops' is imported by the body and not loaded yet"]
     )
     assert is_loaded == ("third_party_kernels" in sys.modules)
     assert launch_count(op) == 1
     (kernel,) = see_through_report(op).kernels
-    assert (kernel.name, kernel.launches) == ("third_kernel", ((f"{folder}/ops.py", 5),))
+    assert (kernel.name, kernel.launches) == ("third_kernel", ((f"{package}/ops.py", 5),))
 
 
-def test_an_object_of_an_installed_package(ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("package")
+def test_an_object_of_an_installed_package(ops: Ops) -> None:
     """The methods of what its functions call are read, as its functions are."""
-    folder = tmp_path / "site-packages" / "package_with_launcher"
-    folder.mkdir(parents=True)
-    for name, text in PACKAGE.items():
-        (folder / name).write_text(text)
-    (folder / "launcher.py").write_text(LAUNCHER)
-    monkeypatch.syspath_prepend(folder.parent)
-    double: Any = importlib.import_module("package_with_launcher.launcher").double
-
-    def body(x: Tensor) -> Tensor:
-        result: Tensor = double(x)
-        return result
+    body = patterns.calls(importlib.import_module("third_party_kernels.launcher").double)
 
     assert [kernel.name for kernel in find_kernels(body).kernels] == ["third_kernel"]
-    op = ops.seen("launcher", body)
-    assert launch_count(op) == 1
+    assert launch_count(ops.seen("launcher", body)) == 1
 
 
 def test_bound_method_and_callable_object_as_bodies(ops: Ops) -> None:
