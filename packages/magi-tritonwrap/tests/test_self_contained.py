@@ -222,20 +222,13 @@ def test_equal_kernels_of_a_factory_become_one() -> None:
     assert self_contained(patterns.make_double_kernel()) is self_contained(patterns.make_double_kernel())
 
 
-def test_settings_survive(tmp_path: Path) -> None:
-    def make(activation):
-        @triton.jit(do_not_specialize=["n"], noinline=False, debug=True)
-        def settled_kernel(x, out, n, BLOCK: tl.constexpr):
-            tl.store(out + tl.arange(0, BLOCK), activation(tl.load(x + tl.arange(0, BLOCK))))
-
-        return settled_kernel
-
-    kernel = make(relu)
+def test_settings_survive() -> None:
+    kernel = triton.jit(do_not_specialize=["n"], noinline=False, debug=True)(with_closure(relu, 2).fn)
     registered = dict(getattr(triton.runtime.jit, "_triton_jit_function_registry", {}))
     twin = self_contained(kernel)
     assert (twin.do_not_specialize, twin.debug) == (["n"], True)
     assert getattr(triton.runtime.jit, "_triton_jit_function_registry", {}) == registered
-    assert twin.raw_src[0].strip().startswith("def settled_kernel")
+    assert twin.raw_src[0].strip().startswith("def closure_kernel")
 
 
 @pytest.mark.parametrize(
@@ -250,10 +243,8 @@ def test_settings_survive(tmp_path: Path) -> None:
     ids=lambda settings: next(iter(settings)),
 )
 def test_kernels_with_other_settings_stay_apart(settings: dict[str, Any]) -> None:
-    def scaled_kernel(x, out, n, BLOCK: tl.constexpr):
-        tl.store(out + tl.arange(0, BLOCK), relu(tl.load(x + tl.arange(0, BLOCK))))
-
-    one, same, other = triton.jit(scaled_kernel), triton.jit(scaled_kernel), triton.jit(**settings)(scaled_kernel)
+    function = with_closure(relu, 2).fn
+    one, same, other = triton.jit(function), triton.jit(function), triton.jit(**settings)(function)
 
     assert self_contained(one) is self_contained(same)
     assert self_contained(one) is not self_contained(other)
