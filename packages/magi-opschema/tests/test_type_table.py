@@ -330,17 +330,30 @@ class Noise:
     generator: torch.Generator | None = None
 
 
-def forms(cls: Any, value: Any) -> list[tuple[Any, Any]]:
-    """Annotations with a class in them, and a value of each."""
+def forms(cls: Any, value: Any) -> list[tuple[Any, Any, str]]:
+    """Annotations with a class in them, a value of each, and its schema if torch takes the class as it is."""
+    name = f"{cls.__module__}.{cls.__qualname__}"
     return [
-        (cls, value),
-        (Optional[cls], value),
-        (Optional[cls], None),
-        (list[cls], [value, value]),
-        (tuple[cls, ...], (value,)),
-        (Twice[Twice[cls]], Twice(Twice(value))),
-        (Twice[cls] | None, Twice(value)),
+        (cls, value, f"{name} value"),
+        (Optional[cls], value, f"{name}? value"),
+        (Optional[cls], None, f"{name}? value"),
+        (list[cls], [value, value], f"{name}[] value"),
+        (tuple[cls, ...], (value,), f"{name}[] value"),
+        (Twice[Twice[cls]], Twice(Twice(value)), f"{name} value__value__value"),
+        (Twice[cls] | None, Twice(value), f"bool value__is_some, {name}? value__value"),
     ]
+
+
+def check_everywhere(op: Any, value: Any, *backends: str, is_exported: bool = True) -> None:
+    """An op of `make_op` has the gradient 2, eager and compiled, and is right exported and in vmap."""
+    for call in (op, *(torch.compile(op, fullgraph=True, backend=name) for name in backends)):
+        x = W.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(call(x, value).sum(), x)
+        assert grad.tolist() == [2.0] * 3
+    if is_exported:
+        exported = torch.export.export(Calls(lambda x: op(x, value)), (W,))
+        assert torch.equal(exported.module()(W), W * 2)
+    assert torch.equal(torch.vmap(op, in_dims=(0, None))(torch.ones(2, 3), value), torch.full((2, 3), 2.0))
 
 
 @pytest.mark.parametrize("is_optional", [False, True])
@@ -396,20 +409,13 @@ def test_what_no_graph_holds_has_a_handle(ns: str, make: Callable[[], Any]) -> N
         pytest.skip("Dynamo knows no class of an Event")
     # Up to torch 2.12 an exported program holds no Generator.
     is_exported = not isinstance(value, torch.Generator) or TorchVersion(torch.__version__) >= "2.13"
-    for i, (annotation, passed) in enumerate(forms(type(value), value)):
+    for i, (annotation, passed, _) in enumerate(forms(type(value), value)):
         seen: list[Any] = []
         op: Any = make_op(f"{ns}_{i}", annotation, seen, backward_fn=lambda ctx, grad: (grad * 2, None))
-        for call in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
-            x = W.clone().requires_grad_()
-            (grad,) = torch.autograd.grad(call(x, passed).sum(), x)
-            assert grad.tolist() == [2.0] * 3
-        if is_exported:
-            exported = torch.export.export(Calls(lambda x, op=op, passed=passed: op(x, passed)), (W,))
-            assert torch.equal(exported.module()(W), W * 2)
-        assert len(seen) == 2 + is_exported
+        check_everywhere(op, passed, "aot_eager", is_exported=is_exported)
+        assert len(seen) == 4 + is_exported
         # The dispatcher makes another Python object of a Generator.
         assert all(same(found, passed) for found in seen[1:2])
-        assert torch.equal(torch.vmap(op, in_dims=(0, None))(torch.ones(2, 3), passed), torch.full((2, 3), 2.0))
     handle = register_object(value)
     compiled = torch.compile(make_op(ns, HANDLE[type(value)], []), fullgraph=True, backend="aot_eager")
     for passed in (value, handle):
@@ -424,12 +430,7 @@ def test_numbers_of_several_classes(ns: str, make: Any) -> None:
     value, seen = Twice(numbers) if make is Twice else make(numbers), []  # type: ignore[var-annotated]
     op: Any = make_op(ns, annotation, seen, backward_fn=lambda ctx, grad: (grad * 2, None))
     assert "Scalar[]" in op_def(op).lowering.schema
-    for call in (op, *(torch.compile(op, fullgraph=True, backend=name) for name in ("aot_eager", "inductor"))):
-        x = W.clone().requires_grad_()
-        (grad,) = torch.autograd.grad(call(x, value).sum(), x)
-        assert grad.tolist() == [2.0] * 3
-    torch.export.export(Calls(lambda x: op(x, value)), (W,)).module()(W)
-    assert torch.equal(torch.vmap(op, in_dims=(0, None))(torch.ones(2, 3), value), torch.full((2, 3), 2.0))
+    check_everywhere(op, value, "aot_eager", "inductor")
     assert len(seen) == 6
     assert all(same(found, value) and repr(found) == repr(value) for found in seen)
     refused = ["1"] if make is list else ("1",) if make is tuple else Twice(["1"])
@@ -480,18 +481,8 @@ def mesh() -> Iterator[Any]:
 
 
 def opaque_forms(cls: Any, value: Any) -> list[tuple[Any, Any, str]]:
-    """Annotations with an opaque class in them, a value of each, and its schema."""
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    return [
-        (cls, value, f"{name} value"),
-        (Optional[cls], value, f"{name}? value"),
-        (Optional[cls], None, f"{name}? value"),
-        (list[cls], [value, value], f"{name}[] value"),
-        (tuple[cls, ...], (value,), f"{name}[] value"),
-        (list[cls | None], [None, value], f"{name}?[] value"),
-        (Twice[Twice[cls]], Twice(Twice(value)), f"{name} value__value__value"),
-        (Twice[cls] | None, Twice(value), f"bool value__is_some, {name}? value__value"),
-    ]
+    """The forms of an opaque class, which may also be missing in a list."""
+    return [*forms(cls, value), (list[cls | None], [None, value], f"{cls.__module__}.{cls.__qualname__}?[] value")]
 
 
 @needs_opaque
@@ -512,16 +503,10 @@ def test_a_class_that_is_registered_with_torch(ns: str, kind: str, request: pyte
         op: Any = make_op(f"{ns}_{i}", annotation, seen, backward_fn=lambda ctx, grad: (grad * 2, None))
         expected = re.sub(r"torch\.[\w.]+", "SymInt", schema) if is_behind_handle else schema
         assert op_def(op).lowering.schema == f"body(Tensor x, {expected}) -> Tensor"
-        for call in (op, *(torch.compile(op, fullgraph=True, backend=name) for name in ("aot_eager", "inductor"))):
-            x = W.clone().requires_grad_()
-            (grad,) = torch.autograd.grad(call(x, passed).sum(), x)
-            assert grad.tolist() == [2.0] * 3
-        if kind == "value" or TorchVersion(torch.__version__) >= "2.13":  # torch 2.11 lifts no such constant
-            exported = torch.export.export(Calls(lambda x, op=op, passed=passed: op(x, passed)), (W,))
-            assert torch.equal(exported.module()(W), W * 2)
-        assert len(seen) >= 3
+        is_exported = kind == "value" or TorchVersion(torch.__version__) >= "2.13"  # 2.11 lifts no such constant
+        check_everywhere(op, passed, "aot_eager", "inductor", is_exported=is_exported)
+        assert len(seen) >= 5
         assert all(same(found, passed) for found in seen)
-        assert torch.equal(torch.vmap(op, in_dims=(0, None))(torch.ones(2, 3), passed), torch.full((2, 3), 2.0))
 
 
 @needs_opaque
@@ -532,9 +517,9 @@ def test_a_class_that_is_registered_with_torch(ns: str, kind: str, request: pyte
         (0, None, "'value' is None (NoneType), expected a Stateful."),
         (1, "x", "'value' is 'x' (str), expected a Stateful, or None."),
         (3, [3], "'value' is [3] (list), expected a list with each item a Stateful."),
-        (5, [3], "'value' is [3] (list), expected a list with each item a Stateful, or None."),
-        (6, Twice(Twice(3)), "'value.value.value' is 3 (int), expected a Stateful."),
-        (7, Twice(None), "'value.value' is None (NoneType), expected a Stateful."),
+        (5, Twice(Twice(3)), "'value.value.value' is 3 (int), expected a Stateful."),
+        (6, Twice(None), "'value.value' is None (NoneType), expected a Stateful."),
+        (7, [3], "'value' is [3] (list), expected a list with each item a Stateful, or None."),
     ],
 )
 def test_another_class_for_one_that_is_registered_with_torch(
