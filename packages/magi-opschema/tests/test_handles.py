@@ -299,16 +299,6 @@ def test_handle_and_object_in_one_place(ns: str, x: Tensor) -> None:
         release_object(handle)
 
 
-def test_inductor(ns: str, x: Tensor) -> None:
-    run = make_op(ns)
-    layers = [Layer(run, float(i), "object") for i in range(10)]
-    compiled = torch.compile(lambda layer, x: layer(x), fullgraph=True)
-    torch.testing.assert_close(compiled(layers[0], x), layers[0](x))
-    with torch.compiler.set_stance("fail_on_recompile"):
-        for layer in layers:
-            torch.testing.assert_close(compiled(layer, x), layer(x))
-
-
 def test_an_object_registered_while_traced_needs_its_own_graph(ns: str, x: Tensor) -> None:
     compiled, graphs = count_graphs(make_op(ns))
     for scale in (2.0, 3.0):
