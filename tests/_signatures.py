@@ -32,6 +32,11 @@ class Level(enum.Enum):
     HIGH = 2.5
 
 
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
 class Alike(enum.Enum):
     ONE = 1
     TWO = 2

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias, Type
 
 import pytest
 import torch
-from _signatures import Calls, X, same, saved_and_loaded
+from _signatures import Access, Calls, X, same, saved_and_loaded
 from hypothesis import HealthCheck, assume, given, reject, settings
 from hypothesis import strategies as st
 from magi_opschema import SignatureLowering, errors, lower_signature, magi_register_custom_op, opcheck
@@ -38,11 +38,6 @@ class Level(enum.Enum):
     LOW = 1
     HIGH = 2.5
     NONE = None
-
-
-class Access(enum.Flag):
-    READ = 1
-    WRITE = 2
 
 
 Meters = NewType("Meters", float)

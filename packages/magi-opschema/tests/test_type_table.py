@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple
 import pytest
 import torch
 from _signatures import (
+    Access,
     Alike,
     Calls,
     Constant,
@@ -85,11 +86,6 @@ class Bits(enum.Flag, boundary=enum.KEEP):
     @property
     def value(self) -> int:
         return 1
-
-
-class Access(enum.Flag):
-    READ = 1
-    WRITE = 2
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ Among them are values that the dispatcher takes: None for a Tensor, and what `to
 from __future__ import annotations
 
 import contextlib
-import enum
 import re
 import typing
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 import torch
-from _signatures import SHOWN, Box, Inner, Level, Mode, Sizes, Unshowable, X, located, shown, with_annotation
+from _signatures import SHOWN, Access, Box, Inner, Level, Mode, Sizes, Unshowable, X, located, shown, with_annotation
 from magi_opschema import magi_register_custom_op, op_def
 from magi_opschema.errors import ArgumentError, ArgumentValueError, OpSchemaError, ReturnValueError
 from torch import Tensor
@@ -429,11 +428,6 @@ def test_none_below_a_record_that_may_be_none(ns: str, value: Any, path: str, ex
     assert torch.equal(op(X, wrapped(None)), X * 2)
 
 
-class Bits(enum.Flag):
-    A = 1
-    B = 2
-
-
 @dataclass(frozen=True)
 class Moded:
     mode: Mode = Mode.RMS
@@ -445,7 +439,7 @@ FLAT: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]], str]] = [
     (Mode | None, (None,), [("zz",)], f"'value' is 'zz' (str), {NOT_MODE[:-1]}, or None."),
     (Level, ("LOW",), [("low",), ("1",)], "'value' is '1' (str), expected one of Level.LOW, Level.HIGH, or the value"),
     (list[Mode], (["rms"],), [(["zz"],)], f"'value' is 'zz' (str), expected a list with each item {NOT_MODE[9:]}"),
-    (Bits, (3,), [(-9,), (64,), (4,)], "'value' is 4 (int), expected a Bits."),
+    (Access, (3,), [(-9,), (64,), (4,)], "'value' is 4 (int), expected a Access."),
     (Literal["a", 1], (1,), [(2,), (-1,)], "'value' is -1 (int), expected one of 'a', 1."),
     (Literal["a", "b"], ("a",), [("c",)], "'value' is 'c' (str), expected one of 'a', 'b'."),
     (list[torch.dtype], (["torch.int8"],), [(["int8"],), (["torch.zz"],)],
