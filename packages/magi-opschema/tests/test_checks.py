@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,15 +53,22 @@ def test_fake_that_says_something_else_is_found_at_every_call_until_one_passes(n
             call(torch.randn(2, 3))
 
 
-def test_a_check_that_passed_is_not_repeated(ns: str) -> None:
+@pytest.mark.parametrize("is_always", [False, True])
+def test_a_check_that_passed_is_repeated_only_if_the_decorator_says_so(
+    ns: str, monkeypatch: pytest.MonkeyPatch, is_always: bool
+) -> None:
+    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", str(int(is_always)))
+
     @magi_register_custom_op(f"{ns}::first")
     def first(x: Tensor, cfg: Config = Config()) -> Tensor:
         return x[:1].clone()
 
+    monkeypatch.delenv("MAGI_OPSCHEMA_CHECK")
     with pytest.raises(errors.FakeMismatchError):
         first(torch.ones(3))
     first(torch.ones(1))
-    first(torch.ones(3))
+    with pytest.raises(errors.FakeMismatchError) if is_always else contextlib.nullcontext():
+        first(torch.ones(3))
 
 
 @pytest.mark.parametrize("form", ["aot_eager", "inductor"])
@@ -96,19 +104,6 @@ def test_a_kind_of_call_that_was_traced_alone_costs_the_others_no_check(ns: str)
     copied(torch.ones(3))
     copied(torch.ones(3))
     assert calls == [torch.float32, torch.bfloat16]
-
-
-def test_every_call_is_checked_if_the_decorator_says_so(ns: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAGI_OPSCHEMA_CHECK", "1")
-
-    @magi_register_custom_op(f"{ns}::first")
-    def first(x: Tensor) -> Tensor:
-        return x[:1].clone()
-
-    monkeypatch.delenv("MAGI_OPSCHEMA_CHECK")
-    first(torch.ones(1))
-    with pytest.raises(errors.FakeMismatchError):
-        first(torch.ones(3))
 
 
 def test_fake_that_fails_is_an_error_with_its_cause(ns: str) -> None:
