@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from magi_backend import Report, explain
 from magi_backend._records.log import Collector, collecting
-from magi_backend._repairs._defect import active_defects, known_defects, owner_of, repaired
+from magi_backend._repairs._defect import active_defects, known_defects, repaired
 from magi_backend._repairs.sizes import cancelled
-from magi_backend._torch_compat.compiling import torch_release
+from magi_backend._torch_compat.compiling import owner_of, torch_release
 from torch import Tensor, nn
 from torch._inductor import ir
 from torch._inductor.virtualized import V

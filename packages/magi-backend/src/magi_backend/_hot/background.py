@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from magi_backend._repairs._defect import owner_of, replace
 from magi_backend._torch_compat import distributed, state, tuning
+from magi_backend._torch_compat.compiling import owner_of, replace
 
 from .ranks import rounds
 

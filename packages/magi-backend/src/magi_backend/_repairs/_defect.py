@@ -16,9 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from magi_backend._torch_compat.compiling import owner_of as owner_of
-from magi_backend._torch_compat.compiling import replace as replace
-from magi_backend._torch_compat.compiling import torch_release
+from magi_backend._torch_compat.compiling import owner_of, replace, torch_release
 
 
 @dataclass(frozen=True)
