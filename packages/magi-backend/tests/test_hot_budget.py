@@ -201,7 +201,7 @@ def test_few_calls_wait_for_the_accelerator(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_code_that_is_slower_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, 2, own=lambda size: 1.04 if size == 4 else 0.5)
+    world = World(monkeypatch, 2, own=lambda size: 1.2 if size == 4 else 0.5)
 
     assert world.call(*[4, 5] * 1000) == [4, 5]
     assert (4,) not in world.table.codes

@@ -179,7 +179,7 @@ def test_the_first_replay_does_not_say_what_a_graph_gains(monkeypatch: pytest.Mo
 
 
 def test_graphs_that_gain_nothing_do_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 1, replay=1.02)
+    device = Device(monkeypatch, 1, replay=1.05)
     call = device.part()
     for _ in range(20_000):
         call([4, "x"])

@@ -43,9 +43,6 @@ MOST_SIZES = 64
 SHARE = 0.1
 """How much of the time of the code for any size may be lost, to compilations or to code that is slower."""
 
-SLOWER = 0.03
-"""How much slower than the code for any size code of its own must be to be dropped; less than that may be noise."""
-
 RUNS, MOST_RUNS = 3, 8
 """How many runs of new code are timed; more of them if it seems slower than the code for any size."""
 
@@ -266,7 +263,7 @@ class SizeTable:
         """Let calls find *code*, which was timed, or drop it if it is slower than the code for any size."""
         if self._tried.get(key) is not code or code.runs < RUNS or code.general == math.inf:
             return
-        is_slower = code.own > (1 + SLOWER) * code.general
+        is_slower = code.own > (1 + SHARE) * code.general
         if is_slower and code.runs < MOST_RUNS:
             return
         del self._tried[key]
