@@ -30,7 +30,6 @@ from magi_passes import (
     collect_records,
 )
 from magi_passes._framework.declared import describe
-from magi_passes._identity import library
 from magi_passes._identity.members import REMEMBERED
 from magi_passes.errors import PassDefinitionError, PassIdentityError
 from torch.fx import Graph
@@ -426,24 +425,6 @@ def test_an_installed_distribution(place: str, tmp_path: Path, monkeypatch: pyte
         assert mine().uuid() == first
     _load(folder, monkeypatch, "foreign", __init__=FOREIGN + "\ndef nobody(): pass\n")
     assert made_pass(*uses)().uuid() != first
-
-
-def test_an_edit_of_any_file_of_ours_counts_for_a_shipped_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    content_of = library.content_of
-
-    def edited(file: str | None) -> str:
-        return "edited" if str(file).endswith("_choose.py") else content_of(file)
-
-    def of_class() -> str:
-        library.content_of_ours.cache_clear()
-        return describe([(NDTilingWorkaroundPass, "")], frozenset())[0]
-
-    first = of_class()
-    assert first == of_class()
-    monkeypatch.setattr(library, "content_of", edited)
-    assert first != of_class()
-    monkeypatch.undo()
-    assert first == of_class()
 
 
 def test_a_pass_of_an_installed_distribution_is_read_as_its_author_s(

@@ -109,6 +109,7 @@ class OpWalk(Walk):
     """A walk from the body of an op, which knows kernels and the bodies of the ops that it calls."""
 
     atoms = (*TORCH_ATOMS, triton.language.dtype)
+    follows_ours = False
     reads_whole_modules = False
 
     def __init__(self, own: frozenset[str], outer: tuple[int, ...] = ()) -> None:

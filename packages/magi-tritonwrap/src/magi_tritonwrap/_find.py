@@ -23,7 +23,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ._cache_key import OpWalk
 from ._identity.code import CodeNames, code_names, digest, nested
-from ._identity.library import is_library_module, root_of, standing_of
+from ._identity.library import Standing, is_library_module, root_of, standing_of
 from ._identity.members import MISSING, contents_of, is_a, members_of
 from ._identity.walk import Place
 from ._kernel.bodies import as_overload, body_of_op, ops_mentioned
@@ -242,6 +242,7 @@ def _attribute(value: Any, name: str) -> Any:
 # Methods of a value known only at run time that do not lead to a launch.
 _PLAIN_TYPES = (torch.Tensor, torch.Size, torch.Generator, str, bytes, list, tuple, dict, set, int, float, complex)
 _HARMLESS = frozenset(name for cls in (*_PLAIN_TYPES, torch.autograd.function.FunctionCtx) for name in dir(cls))
+_NOT_FOLLOWED = (Standing.LIBRARY, Standing.OURS)
 # What the places of values inside a container or an object end with.
 _INSIDE = ("]", "(an item)", "(a key)", ".__self__")
 
@@ -300,7 +301,7 @@ def _found(
     """What the code of *roots* leads to; *inside* are the ops whose bodies led here."""
     walk = _Finder(frozenset(map(root_of, roots)))
     walk.result((root, Place("the body")) for root in roots)
-    functions = [one for one in walk.met() if is_a(one, FunctionType) and standing_of(one).is_followed]
+    functions = [one for one in walk.met() if is_a(one, FunctionType) and standing_of(one) not in _NOT_FOLLOWED]
     found = [*listed, *walk.kernels(), *(kernel for function in functions for kernel in _made_by(function))]
     inner_ops = []
     for name, how in walk.ops.items():
@@ -437,6 +438,6 @@ def _why_unresolved(call: Call, met: set[int], methods: frozenset[str]) -> str:
         return "" if call.method in methods else "what it calls is known at run time"
     while is_a(callee, (functools.partial, staticmethod, classmethod, MethodType)):
         callee = callee.func if is_a(callee, functools.partial) else callee.__func__
-    if callee is DEFINED or id(callee) in met or is_kernel(callee) or not standing_of(callee).is_followed:
+    if callee is DEFINED or id(callee) in met or is_kernel(callee) or standing_of(callee) in _NOT_FOLLOWED:
         return ""
     return "it belongs to an installed distribution, and is not followed there"

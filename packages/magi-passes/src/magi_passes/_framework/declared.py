@@ -251,7 +251,7 @@ _UUID = "_uuid"
 
 
 class _PassWalk(Walk):
-    """A walk from a pass, which may import modules and read modules as values."""
+    """A walk from a pass, which may import modules and read modules as values, and may be one of our own."""
 
     def unstable(self, value: Any, place: Place, why: str) -> str:  # noqa: ARG002 - as in Walk
         if place.is_lenient:

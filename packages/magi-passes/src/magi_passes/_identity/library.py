@@ -7,7 +7,6 @@ import builtins
 import enum
 import functools
 import hashlib
-import importlib
 import os
 import re
 import sys
@@ -42,11 +41,6 @@ class Standing(enum.Enum):
     INSTALLED = enum.auto()
     OPEN = enum.auto()
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether walks read such code; what stands for the rest is its release, or the content of its files."""
-        return self not in (Standing.LIBRARY, Standing.OURS)
-
 
 def standing_of_module(name: str | None, own: frozenset[str] = frozenset()) -> Standing:
     """Whose code the module *name* is. *own* are the top-level packages of the author, installed or not."""
@@ -76,7 +70,7 @@ def standing_of(value: Any, own: frozenset[str] = frozenset()) -> Standing:
 
 def is_library_module(name: str | None) -> bool:
     """Whether the code of a module is torch's, Triton's, Python's or ours, which launches no kernel of a user."""
-    return not standing_of_module(name).is_followed
+    return standing_of_module(name) in (Standing.LIBRARY, Standing.OURS)
 
 
 def root_of(value: Any) -> str:
@@ -107,15 +101,6 @@ def content_of_package(root: str) -> str:
     )
     files = sorted(str(file) for file in found if file.suffix == ".py") or [str(module.get("__file__"))]
     return hashlib.sha256("".join(map(content_of, files)).encode()).hexdigest()
-
-
-@functools.cache
-def content_of_ours(root: str) -> str:
-    """A digest of all source files of the package *root* of this project, and of those that it stands on."""
-    beneath = sorted(OURS) if root == "magi_backend" else [root]
-    for name in beneath:
-        importlib.import_module(name)
-    return hashlib.sha256("".join(map(content_of_package, beneath)).encode()).hexdigest()
 
 
 def content_of_module(name: str) -> str:

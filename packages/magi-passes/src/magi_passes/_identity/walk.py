@@ -10,9 +10,8 @@ what it refers to. So reference cycles end, and the depth of the caller's stack 
 
 The walk reads more than is strictly needed, on purpose: every attribute of a module that the code mentions, and every
 member of a class. An edit that changes nothing may cause a cache miss; an edit that changes something never causes a
-hit. Our own packages count by the content of all their files. An installed distribution that is not the author's own
-counts by its release, the content of each file that the walk reaches, and the code and plain values that its functions
-read.
+hit. An installed distribution that is not the author's own counts by its release, the content of each file that the
+walk reaches, and the code and plain values that its functions read.
 
 A *form* is text that is equal exactly for equal values, in every process.
 """
@@ -43,7 +42,6 @@ from .library import (
     Standing,
     content_of,
     content_of_module,
-    content_of_ours,
     content_of_package,
     standing_of,
     standing_of_module,
@@ -73,8 +71,9 @@ _CONTAINERS: dict[type, str] = {list: "list", deque: "list", set: "set", dict: "
 class Place:
     """How a value is reached, in words, and whose code reads it.
 
-    What the author's own code reads must have a stable form. Of what an installed distribution reads, only code and
-    plain values count, because its objects lead to everything that the process holds.
+    What the author's own code reads must have a stable form. What this project reads without a stable form, such as a
+    lock or a log, is state, and its form is its type. Of what an installed distribution reads, only code and plain
+    values count, because its objects lead to everything that the process holds.
     """
 
     text: str
@@ -143,8 +142,8 @@ def type_name(cls: type) -> str:
 class Walk:
     """A walk that numbers each value it meets, and describes it once.
 
-    A subclass says what is special about its roots: values with a form of their own, and what to do about one without a
-    stable form and a module that is not loaded.
+    A subclass says what is special about its roots: values with a form of their own, what to do about one without a
+    stable form and a module that is not loaded, and whether our own packages are code like any other.
 
     Args:
         own: top-level packages whose code is the author's own, installed or not.
@@ -153,6 +152,8 @@ class Walk:
 
     atoms = TORCH_ATOMS
     """Types of values whose text is their form."""
+    follows_ours = True
+    """Whether functions of this project are followed; otherwise all of its files count."""
     reads_whole_modules = True
     """Whether a module that is passed on as a value has a form: that of all of its attributes."""
 
@@ -295,7 +296,7 @@ class Walk:
             self.footprint.note(lambda: content_of_variable(value))
             return digest("context variable", value.name, self.form(content_of_variable(value), place.inner(".get()")))
         if is_a(value, deque) and place.is_lenient:
-            return digest("runtime", "deque")  # a log: what libraries keep in one grows while they run
+            return digest("runtime", "deque")  # a log: what this project and libraries keep in one grows while they run
         kind = _CONTAINERS.get(type(value))
         # A read-only view may show a mapping of the author's, which would run his methods.
         shown = gc.get_referents(value) if type(value) is types.MappingProxyType else ()
@@ -385,14 +386,17 @@ class Walk:
         standing = standing_of(value, self._own)
         return standing, Place("", standing)
 
+    def _is_followed(self, standing: Standing) -> bool:
+        return standing is not Standing.LIBRARY and (self.follows_ours or standing is not Standing.OURS)
+
     def _distribution(self, standing: Standing, module: str, file: str | None) -> str:
         """What stands for code that is not followed, or not all of it: its release, and the content of *file*.
 
         For our own packages, the content of all files.
         """
         root = module.partition(".")[0]
-        if standing is Standing.OURS:
-            return content_of_ours(root)
+        if standing is Standing.OURS and not self.follows_ours:
+            return _content_of_ours(root)
         if standing is Standing.INSTALLED:
             return digest("installed", version_of(root), content_of(file))
         return ""
@@ -407,14 +411,15 @@ class Walk:
         if standing is Standing.LIBRARY and table is not None:  # functools.singledispatch
             return digest("singledispatch", self.form(table, place.of(f"the registry of {here}")))
         module = str(function.__globals__.get("__name__", ""))
-        if not standing.is_followed and not function.__closure__:
+        is_followed = self._is_followed(standing)
+        if not is_followed and not function.__closure__:
             name = f"{function.__module__}.{function.__qualname__}"
             return digest("library function", name, self._distribution(standing, name, None))
         defaults = place.of(f"a default of {here}")
         parts = [code_digest(function.__code__)]
         parts += [self.form(function.__defaults__, defaults), self.form(function.__kwdefaults__, defaults)]
         names = code_names(function.__code__)
-        if standing.is_followed:
+        if is_followed:
             parts += self._read_by(function, here, names, place)
             parts += [self.form(vars(function), place.of(f"the attributes of {here}"))] if vars(function) else []
         parts += [self._distribution(standing, module, function.__code__.co_filename)]
@@ -449,7 +454,7 @@ class Walk:
         relative = "." * one.level + one.module
         name = importlib.util.resolve_name(relative, package) if one.level else one.module
         standing = standing_of_module(name, self._own)
-        if place.read_by is Standing.INSTALLED or not standing.is_followed:
+        if place.read_by is Standing.INSTALLED or not self._is_followed(standing):
             # Whether the module is loaded already depends on what ran before.
             return digest("import", name, self._distribution(standing, name, None), content_of_module(name))
         where = place.of(f"module {name!r} imported by {place.text}")
@@ -471,7 +476,7 @@ class Walk:
         standing, inside = self._standing(module)
         space = stored(module)
         title = str(space.get("__name__", ""))
-        if not standing.is_followed:
+        if not self._is_followed(standing):
             version = str(space.get("__version__", ""))
             return digest("library module", title, version, self._distribution(standing, title, None))
         parts = [title]
@@ -502,7 +507,7 @@ class Walk:
 
     def _class(self, cls: type) -> str:
         standing, place = self._standing(cls)
-        if not standing.is_followed:
+        if not self._is_followed(standing):
             return digest("library class", type_name(cls), self._distribution(standing, cls.__module__, None))
         file = stored(sys.modules.get(cls.__module__)).get("__file__")
         parts = [cls.__qualname__, self._distribution(standing, cls.__module__, file)]
@@ -511,3 +516,6 @@ class Walk:
         for name, member in members_of(cls).items():
             parts += [name, self.form(member, place.of(f"{cls.__qualname__}.{name}"))]
         return digest("class", *parts)
+
+
+_content_of_ours = functools.cache(content_of_package)
