@@ -359,10 +359,10 @@ def _tile_by_factors(select: Any, memo: Any, cls: Any, *args: Any, **kwargs: Any
 
 
 def as_products(counts: Iterable[Any], memo: Any) -> list[Any]:
-    """*counts* as products where they are sums, so that all of them multiplied are written as any equal number is.
+    """*counts*, sums among them as products, such that equal numbers are written alike when all are multiplied.
 
-    Example: ``4*n + 4`` and ``n + 1`` are ``4*(n + 1)`` and ``n + 1``, which sympy multiplies to ``4*(n + 1)**2``. But
-    it multiplies a number and ``n + m`` to ``8*n + 8*m``, so where there is no other factor, that is how it stays.
+    Example: ``4*n + 4`` and ``n + 1`` become ``4*(n + 1)`` and ``n + 1``, which sympy multiplies to ``4*(n + 1)**2``.
+    The product of 8 and ``n + m`` is an exception: sympy writes it as ``8*n + 8*m``, so that sum stays a sum.
     """
     import sympy
 
