@@ -80,6 +80,16 @@ class Unpatched(nn.Module):
         return y.flatten(6, 7).flatten(4, 5).flatten(2, 3) * 2
 
 
+class Enlarged(nn.Module):
+    """Two images that are enlarged side by side, one by a factor, and rows of heads."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        size = (2 * x.shape[2] + 1, 3 * x.shape[3])
+        both = [F.interpolate(part, size=size, mode="bilinear") for part in (x.sigmoid(), x.tanh())]
+        scaled = F.interpolate(x, scale_factor=1.7, mode="bilinear", align_corners=True)
+        return torch.cat(both, 1), scaled, F.interpolate(x, scale_factor=2.0), x.transpose(1, 2).reshape(-1, 4) + 1
+
+
 def images(dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, ...]]:
     return [(torch.randn(2, 4, 5, 7).to(dtype),), (torch.randn(3, 4, 6, 9).to(dtype),)]
 
@@ -122,12 +132,17 @@ def test_a_training_step_agrees(backend: str) -> None:
     assert sum("backward" in code.partition("\n")[0] for code in programs.codes) == len(programs.codes) // 2 >= 1
 
 
-@pytest.mark.parametrize("model", [Rows(), Written()], ids=["rows", "written"])
-def test_other_programs_agree(model: nn.Module) -> None:
-    calls = [(torch.randn(5, 33),), (torch.randn(6, 40),)]
-    if isinstance(model, Written):
-        calls = [(torch.randn(2, 3, 5),), (torch.randn(4, 3, 7),)]
-    found, programs = compared(model, calls, dynamic=True)
+ROWS = [(torch.randn(5, 33),), (torch.randn(6, 40),)]
+WRITTEN = [(torch.randn(2, 3, 5),), (torch.randn(4, 3, 7),)]
+
+
+@pytest.mark.parametrize(
+    ("model", "calls"),
+    [(Rows(), ROWS), (Written(), WRITTEN), (Enlarged(), images())],
+    ids=["rows", "written", "enlarged"],
+)
+def test_other_programs_agree(model: nn.Module, calls: list[tuple[Tensor, ...]]) -> None:
+    found, programs = compared(model, calls, backend="magi", dynamic=True)
     assert found == []
     assert programs.launches
 
@@ -146,7 +161,7 @@ def changed(pattern: str, replacement: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     ("pattern", "replacement", "sentence"),
     [
-        (r"\(in_ptr0 \+ \(2\*x0", "(in_ptr0 + (x0", r"output 0: wrong by"),
+        (r"\(in_ptr0 \+ \(2\*x(\d)", r"(in_ptr0 + (x\1", r"output 0: wrong by"),
         (r"xindex < xnumel", "xindex < xnumel - 1", r"output 0: wrong by inf"),
         (r"(?m)^( +)return \((buf\d), ", r"\1return (\2.mT.contiguous().mT, ", r"strides of output 0: "),
         (r"'XBLOCK': 'constexpr'\}", "'XBLOCK': 'constexpr', }", ""),

@@ -141,6 +141,71 @@ def normed_tokens(x: Tensor) -> Tensor:
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="a tile of three dimensions counts as broadcast there")
+def enlarged(x: Tensor, mode: str, **how: Any) -> Tensor:
+    return torch.cat([F.interpolate(part, mode=mode, **how) for part in (x.sigmoid(), x.tanh(), x.exp())], 1)
+
+
+def test_each_image_that_is_enlarged_is_written_to_its_place() -> None:
+    """Stock computes all three for each element, from sums that it stores in float32."""
+
+    def twice(x: Tensor) -> Tensor:
+        return enlarged(x, "bilinear", size=(2 * x.shape[2] + 1, 3 * x.shape[3]))
+
+    images = torch.empty(2, 8, 40, 56, dtype=torch.bfloat16)
+    of_stock, ours = (generated(twice, images, dynamic=True, backend=backend) for backend in BACKENDS)
+    assert [re.findall(r"empty_strided_cuda\(.*?torch\.float32\)", code) != [] for code in (of_stock, ours)] == [
+        True,
+        False,
+    ]
+    assert len(re.findall(r"triton_\w+\.run\(", ours)) == 1  # the three are written side by side
+
+
+@pytest.mark.parametrize(
+    ("mode", "how"),
+    [
+        ("nearest", {"scale_factor": 2.0}),
+        ("bilinear", {"scale_factor": (1.7, 2.5)}),
+        ("bilinear", {"size": (90, 70)}),
+        ("bilinear", {"size": (90, 70), "align_corners": True}),
+        ("bicubic", {"size": (90, 70)}),
+    ],
+)
+def test_places_that_fit_are_32_bits_wide(mode: str, how: dict[str, Any]) -> None:
+    images = torch.empty(2, 8, 40, 56)
+    codes = [
+        generated(lambda x: F.interpolate(x, mode=mode, **how), images, dynamic=True, backend=backend)
+        for backend in BACKENDS
+    ]
+    places = [re.findall(r"(?:maximum|minimum|floor|tmp\d+)\S*\.to\(tl\.int64\)", code) for code in codes]
+    assert [bool(found) for found in places] == [True, False], places
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.gather(1, (x * 3).long()),
+        lambda x: F.interpolate(x.unsqueeze(0), size=x.shape[1] + 3, mode="linear"),
+    ],
+    ids=["read", "too large"],
+)
+def test_places_that_may_not_fit_keep_their_64_bits(fn: Any) -> None:
+    """Those that are computed from data, and those of rows that are too long."""
+    rows = torch.empty(3, 50_000, device="meta")
+    assert ".to(tl.int64)" in generated(fn, rows, dynamic=True, backend="magi")
+
+
+def in_heads(x: Tensor, y: Tensor) -> Tensor:
+    """Rows of tokens, by head: of a flat kernel, ``x // 32 % tokens``."""
+    return (x + y.unsqueeze(1)).unflatten(-1, (4, 32)).transpose(1, 2).reshape(-1, 32) * 2
+
+
+def test_no_kernel_divides_by_a_size_to_find_a_place() -> None:
+    given = torch.empty(3, 50, 128), torch.empty(3, 128)
+    of_stock, ours = (generated(in_heads, *given, dynamic=True, backend=backend) for backend in BACKENDS)
+    divided = [re.findall(r"(?://|%) +ks\d", code) for code in (of_stock, ours)]
+    assert [bool(found) for found in divided] == [True, False], divided
+
+
 def test_what_is_read_once_does_not_stay_in_the_cache() -> None:
     """In stock's code with symbolic sizes, the load along memory is taken for one that jumps."""
     kept = {}

@@ -24,7 +24,7 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-from magi_passes._torch_compat.kernels import MAX_INT32, bounds_of_sizes, guarded_to_fit
+from magi_passes._torch_compat.narrow import MAX_INT32, bounds_of_sizes, guarded_to_fit, largest_of_index
 from torch._dynamo.source import ConstantSource
 from torch._inductor.codegen.block_analysis import BlockPatternMatcher
 from torch._inductor.codegen.simd import CantSplit, SIMDScheduling
@@ -33,7 +33,15 @@ from torch._inductor.virtualized import V
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-from torch.utils._sympy.functions import FloorDiv, FloorToInt, Identity, ModularIndexing, ToFloat
+from torch.utils._sympy.functions import (
+    FloatTrueDiv,
+    FloorDiv,
+    FloorToInt,
+    Identity,
+    ModularIndexing,
+    ToFloat,
+    TruncToInt,
+)
 
 
 @pytest.mark.parametrize(
@@ -168,6 +176,20 @@ def test_what_fits_is_guarded_once(sizes: tuple[int, int], compilation: str, fit
     assert [str(guard.expr) for guard in shape_env.guards] == [f"{area} <= {MAX_INT32}"] * fits
 
 
+@given(st.tuples(*[st.integers(1, 300)] * 2), st.integers(-3, 3), st.integers(-9, 9), st.data())
+def test_no_place_is_larger_than_its_bound(sizes: tuple[int, int], factor: int, shift: int, data: Any) -> None:
+    """A place in an image with *sizes* of its own and of what is enlarged from it."""
+    quotient = data.draw(
+        st.sampled_from([FloatTrueDiv(S1, S0), TruncToInt(1.7 * ToFloat(S1)), FloorDiv(S1, 3), S1 - S0])
+    )
+    index = factor * X0 * quotient + shift
+    bound = largest_of_index(index, {X0: S0})
+    assert not bound.has(sympy.Float)
+    at = dict(zip((S0, S1), sizes, strict=True))
+    place = data.draw(st.integers(0, sizes[0] - 1))
+    assert abs(index.subs({**at, X0: place})) <= bound.subs(at)
+
+
 def test_a_number_fits() -> None:
     assert _fits(ShapeEnv(), 25)
     # What is left of the index of a size that broadcasts; sympy must leave it alone.
@@ -209,6 +231,8 @@ def test_three_dimensions_only_where_nothing_is_reduced() -> None:
     assert launchable(THREE, is_reduction=True) == {"y": Z * Y, "x": X, "r0_": sympy.S.One}
     two = {"y": Y, "x": X}
     assert launchable(two, is_reduction=True) is two
+    channels = {"z": Z, "y": sympy.Integer(3), "x": X, "r0_": sympy.S.One}
+    assert launchable(channels, is_reduction=False) == {"y": 3 * Z, "x": X, "r0_": sympy.S.One}
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ class NarrowSizesPass(MagiInductorPass):
 
     Inductor passes them in 64 bits, so every index with a symbol is computed and divided in 64 bits. Guards ensure that
     everything that a kernel computes from sizes stays below 2**31; a larger size compiles once more, with 64 bits where
-    they are needed. Nothing else in the kernel changes, and static graphs are not changed.
+    they are needed. Places that a kernel computes with floats, as those that an interpolation reads from, have 32 bits
+    as well if the largest one fits. Nothing else in the kernel changes, and static graphs are not changed.
 
     Example:
         >>> from magi_passes import NarrowSizesPass, PassPipeline
@@ -180,4 +181,4 @@ class NarrowSizesPass(MagiInductorPass):
         compilation = current().compilation
         if compilation is not None:
             compilation.memos.setdefault("narrow sizes", {})
-            _torch_compat.kernels.install_narrow_sizes(functools.partial(memo_of_current, "narrow sizes"))
+            _torch_compat.narrow.install_narrow_sizes(functools.partial(memo_of_current, "narrow sizes"))

@@ -25,6 +25,12 @@ def install_grids(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
     A grid of three dimensions with a reduction has produced kernels that address a dimension that the grid does not
     have (torch 2.11 to 2.13). `launchable_tiling` uses two dimensions there.
 
+    Where a flat kernel finds the place of an element by dividing by a symbolic size, it takes one dimension for each
+    such size, in graphs without convolutions as well (`_tile_to_save_divisions`): a batch norm and ReLU of regnety_032
+    take 11 us in place of 22, rotary embeddings of a Llama 4.5 in place of 10, and the biases of T5's attention 70 in
+    place of 148 (89 with constant sizes; one H200, torch 2.11). A middle dimension that is a number is merged into the
+    outer one, because it is fast to divide by, and a block of 16 rows of three channels is mostly empty.
+
     A pointwise node is not fused with a reduction if alone it is tiled in another way (`can_fuse` in codegen/simd.py).
     With more tilings to choose from, that left norms over channels, and of weights, in two kernels that stock fuses.
     Here its tilings decide.
@@ -49,6 +55,7 @@ def install_grids(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
     with install_lock:
         if not hasattr(TritonKernel.add_numel_to_call_args, "__wrapped__"):
             replace(SIMDScheduling, "get_first_compatible_tiling", _choose_launchable, memo_of_current)
+            replace(SIMDScheduling, "get_tiling_and_scores", _tile_to_save_divisions, memo_of_current)
             for name in ("can_fuse", "can_fuse_vertical", "can_fuse_horizontal"):
                 replace(SIMDScheduling, name, _fuse_with_reductions, memo_of_current)
             replace(SIMDScheduling, "generate_combo_kernel_code", _write_two_dimensions_together, memo_of_current)
@@ -71,6 +78,39 @@ def _choose_launchable(
     ranked = [tiling for tiling in ranked if known_equal(sympy_product(tiling.values()), whole)]
     ranked = [launchable_tiling(tiling, is_reduction=reduction_numel != 1) for tiling in ranked]
     return choose(cls, node_schedule, numel, reduction_numel, ranked)
+
+
+def _tile_to_save_divisions(
+    get: Any, _memo: Any, cls: Any, schedule: Any, numel: Any, reduction_numel: Any = 1, analysis: Any = None
+) -> Any:
+    from torch._inductor import config
+
+    found = get(cls, schedule, numel, reduction_numel, analysis)
+    nodes = [node for node in schedule if hasattr(node, "read_writes")]
+    # Without an analysis, it is only asked whether two nodes may become one kernel.
+    if analysis is None or reduction_numel != 1 or not any(_divides_by_size(node, found[0]) for node in nodes):
+        return found
+    with config.patch({"triton.prefer_nd_tiling": True, "triton.max_tiles": config.triton.max_tiles or 3}):
+        return get(cls, schedule, numel, reduction_numel, analysis)
+
+
+def _divides_by_size(node: Any, tiling: Any) -> bool:
+    """Whether a kernel with *tiling* divides by a symbolic size to find the place of an element in the loops of *node*.
+
+    Example: of the loops over ``n``, ``h`` and 36, a flat kernel finds the second as ``x // 36 % h``.
+    """
+    from torch._inductor.codegen.simd import CantSplit, SIMDKernel
+    from torch._inductor.dependencies import MemoryDep
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    try:
+        loops, _ = SIMDKernel._split_iteration_ranges(tiling.values(), node.get_ranges())
+    except CantSplit:
+        return True
+    indices = [dep.index for dep in node.read_writes.reads_and_writes() if isinstance(dep, MemoryDep)]
+    quotients = [part for index in indices for part in index.atoms(FloorDiv, ModularIndexing)]
+    divisors = [size for sizes in loops for size in sizes[1:]] + [size for part in quotients for size in part.args[1:]]
+    return any(size.free_symbols for size in divisors)
 
 
 def _fuse_with_reductions(can_fuse: Any, _memo: Any, scheduling: Any, node1: Any, node2: Any) -> bool:
@@ -185,8 +225,8 @@ def _write_two_dimensions_together(write: Any, _memo: Any, *args: Any, **kwargs:
 
 
 def launchable_tiling(tiling: Any, *, is_reduction: bool) -> Any:
-    """*tiling*, with z merged into y if something is reduced."""
-    if "z" not in tiling or not is_reduction:
+    """*tiling*, with z merged into y if something is reduced, or if y is a number, by which it is fast to divide."""
+    if "z" not in tiling or not (is_reduction or tiling["y"].is_number):
         return tiling
     rest = {key: size for key, size in tiling.items() if key not in "zy"}
     return type(tiling)({"y": tiling["z"] * tiling["y"], **rest})
