@@ -29,7 +29,7 @@ from magi_passes import (
     _torch_compat,
     collect_records,
 )
-from magi_passes._framework.declared import describe
+from magi_passes._framework.declared import describe, uuid_of
 from magi_passes._identity.members import REMEMBERED
 from magi_passes.errors import PassDefinitionError, PassIdentityError
 from torch.fx import Graph
@@ -105,10 +105,29 @@ def _walks(run: Any) -> int:
 
 def test_code_is_walked_once_for_a_class_and_once_for_the_fields_of_each_pass() -> None:
     mine = made_pass()
+    made_pass()().uuid()  # walks how passes are run, which is the same for every class
     made: list[Any] = []
     assert _walks(lambda: made.append(PassPipeline([mine() for _ in range(20)]).inductor_options()[HOOK])) == 1 + 20
     (hook,) = made
     assert _walks(lambda: (hook.uuid(), PassPipeline(hook.parts).uuid())) == 0
+
+
+def test_a_class_is_walked_from_what_it_adds_to_our_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How passes are run is walked once, and still counts for each; that a uuid was asked for counts for none."""
+    first, second = made_pass(), made_pass()
+    before = first().uuid()
+    assert id(MagiInductorPass.uuid) not in map(id, vars(first)[REMEMBERED].walk.met())
+    assert second().uuid() == before
+    kinds: list[Any] = [ConvChooser, NDTilingWorkaroundPass]  # the first reaches the second
+    for make in kinds:
+        make().uuid()
+        delattr(make, REMEMBERED)
+    first_round, second_round = (_walks(lambda: [make().uuid() for make in kinds]) for _ in range(2))
+    assert (first_round, second_round) == (2 * len(kinds), len(kinds))  # of the fields, and first of the classes
+    monkeypatch.setattr(MagiInductorPass, "uuid", lambda self: uuid_of(self) + "")
+    assert first().uuid() == second().uuid() != before
+    monkeypatch.undo()
+    assert first().uuid() == second().uuid() == before
 
 
 def test_what_a_compilation_sets_is_no_reason_to_walk_again() -> None:

@@ -33,7 +33,7 @@ import torch
 from magi_passes import _torch_compat
 from magi_passes._identity.code import digest
 from magi_passes._identity.library import Standing, root_of, standing_of
-from magi_passes._identity.members import MISSING, REMEMBERED, Footprint
+from magi_passes._identity.members import MISSING, REMEMBERED
 from magi_passes._identity.walk import Place, Walk, is_frozen, state_of, type_name
 from magi_passes.errors import (
     PassArgumentError,
@@ -274,28 +274,28 @@ class _PassWalk(Walk):
         return digest("operator", str(value)) if isinstance(value, _torch_compat.compiling.OPERATOR_TYPES) else None
 
 
-def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str]) -> tuple[str, Footprint]:
-    """A digest of *roots* and all they reach, and what it was made from.
+def describe(roots: Iterable[tuple[Any, str]], own: frozenset[str], earlier: Walk | None = None) -> Walk:
+    """A walk from *roots*, which have names for errors, such as ``MyPass.threshold``, after the walk *earlier*.
 
-    Each root has a name in errors, such as ``MyPass.threshold``. The code of the top-level packages *own* is read as
-    the author's, installed or not.
+    The code of the top-level packages *own* is read as the author's, installed or not.
     """
-    walk = _PassWalk(own)
-    return walk.result((value, Place(where)) for value, where in roots), walk.footprint
+    walk = _PassWalk(own, earlier=earlier)
+    walk.result((value, Place(where)) for value, where in roots)
+    return walk
 
 
 @dataclass(frozen=True)
 class _Remembered:
-    """A digest, and what it was made from. A copy of its owner, or another process, does not get it."""
+    """A walk with its result, and what it was for. A copy of its owner, or another process, does not get it."""
 
     digest: str = ""
-    footprint: Footprint | None = None
+    walk: Walk | None = None
     of: tuple[object, ...] = ()
 
     def holds_for(self, *of: object) -> bool:
         """Whether *of* are the objects that this was made for, and nothing that they reach was replaced."""
         is_same = len(of) == len(self.of) and all(map(_is_same, of, self.of))
-        return is_same and self.footprint is not None and self.footprint.is_unchanged()
+        return is_same and self.walk is not None and self.walk.footprint.is_unchanged()
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_Remembered, ())
@@ -304,7 +304,7 @@ class _Remembered:
 def uuid_of(instance: Any) -> str:
     """A digest of the class and fields of *instance*, a frozen dataclass, of all code that they reach, and of torch."""
     cls = type(instance)
-    of_class = _of_class(cls)
+    of_class = _of_class(cls).digest
     fields = state_of(instance)
     release = _torch_compat.config.torch_version()
     known = vars(instance).get(_UUID)
@@ -312,9 +312,9 @@ def uuid_of(instance: Any) -> str:
         roots = [(value, f"{cls.__name__}.{name}") for name, value in fields.items()]
         for value, where in roots:
             _refuse_mutable(value, where)
-        of_fields, footprint = describe(roots, _own(cls))
-        found = digest("uuid", of_class, *fields, of_fields, release)
-        known = _Remembered(f"{cls.__name__}-{found}", footprint, (of_class, release, *fields.values()))
+        walk = describe(roots, _own(cls))
+        found = digest("uuid", of_class, *fields, walk.digest, release)
+        known = _Remembered(f"{cls.__name__}-{found}", walk, (of_class, release, *fields.values()))
         object.__setattr__(instance, _UUID, known)
     return known.digest
 
@@ -324,14 +324,15 @@ def _is_same(one: object, other: object) -> bool:
     return one is other or (type(one) is type(other) is str and one == other)
 
 
-def _of_class(cls: type) -> str:
-    if REMEMBERED not in vars(cls):
-        # It is a list, so that what a class is compared with does not change each time it is described.
-        setattr(cls, REMEMBERED, [_Remembered()])
-    memory = vars(cls)[REMEMBERED]
-    if not memory[0].holds_for(cls):
-        memory[0] = _Remembered(*describe([(cls, cls.__name__)], _own(cls)), (cls,))
-    return str(memory[0].digest)
+def _of_class(cls: type) -> _Remembered:
+    """The walk from *cls*. The walk from a class of ours beneath it, which has how passes are run, goes before."""
+    ours = next((base for base in cls.__mro__[1:] if standing_of(base) is Standing.OURS), None)
+    earlier = None if ours is None else _of_class(ours).walk
+    known: _Remembered = vars(cls).get(REMEMBERED, _Remembered())
+    if not known.holds_for(cls, earlier):
+        walk = describe([(cls, cls.__name__)], _own(cls), earlier)
+        setattr(cls, REMEMBERED, known := _Remembered(walk.digest, walk, (cls, earlier)))
+    return known
 
 
 def _own(cls: type) -> frozenset[str]:

@@ -47,7 +47,7 @@ from .library import (
     standing_of_module,
     version_of,
 )
-from .members import C_FUNCTIONS, MISSING, Footprint, attribute, contents_of, is_a, members_of, stored
+from .members import C_FUNCTIONS, MISSING, REMEMBERED, Footprint, attribute, contents_of, is_a, members_of, stored
 
 
 ATOMS = (type(None), bool, int, str, bytes, complex, type(Ellipsis), type(NotImplemented), range, slice)
@@ -148,6 +148,7 @@ class Walk:
     Args:
         own: top-level packages whose code is the author's own, installed or not.
         outer: ids of the values that this walk describes a part of.
+        earlier: a walk with a result; what it has met is not walked again.
     """
 
     atoms = TORCH_ATOMS
@@ -157,12 +158,14 @@ class Walk:
     reads_whole_modules = True
     """Whether a module that is passed on as a value has a form: that of all of its attributes."""
 
-    def __init__(self, own: frozenset[str], outer: tuple[int, ...] = ()) -> None:
+    def __init__(self, own: frozenset[str], outer: tuple[int, ...] = (), earlier: Walk | None = None) -> None:
         self.footprint = Footprint()
+        self.digest = ""
         self._own = own
         self._outer = outer
-        self._numbers: dict[tuple[int, Standing | None], int] = {}
-        self._met: list[tuple[Any, Place]] = []  # also keeps what is numbered alive, so that no id comes twice
+        self.forms: dict[tuple[int, Standing | None], str] = {} if earlier is None else {**earlier.forms}
+        self._met: list[tuple[Any, Place]] = []  # also keeps what has a form alive, so that no id comes twice
+        self._earlier = earlier  # for the same reason
 
     def unstable(self, value: Any, place: Place, why: str) -> str:
         """The form of a *value* without a stable form at *place*, if that does no harm there."""
@@ -189,11 +192,12 @@ class Walk:
         return function.__qualname__
 
     def result(self, roots: Iterable[tuple[Any, Place]]) -> str:
-        """The digest of *roots*."""
+        """The digest of *roots*. What has a number counts in later walks by this digest and the number."""
         forms = [self.form(root, place) for root, place in roots]
-        for value, place in self._met:  # grows meanwhile
-            forms.append(self._description(value, place))
-        return digest("roots", *forms)
+        forms += (self._description(value, place) for value, place in self._met)  # which grows meanwhile
+        self.digest = digest("roots", *forms)
+        self.forms = {key: f"{form} of {self.digest}" for key, form in self.forms.items()}
+        return self.digest
 
     def met(self) -> Iterator[Any]:
         """The values that the walk has described, in the order in which it met them."""
@@ -206,10 +210,10 @@ class Walk:
             return plain
         is_code = is_a(value, (types.FunctionType, type))
         key = (id(value), None if is_code else place.read_by)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._met)
+        if key not in self.forms:
+            self.forms[key] = f"#{len(self._met)}"
             self._met.append((value, place))
-        return f"#{self._numbers[key]}"
+        return self.forms[key]
 
     def _plain(self, value: Any, place: Place) -> str | None:
         """The form of a value that cannot change and whose identity does not matter; None for any other value."""
@@ -512,7 +516,7 @@ class Walk:
         file = stored(sys.modules.get(cls.__module__)).get("__file__")
         parts = [cls.__qualname__, self._distribution(standing, cls.__module__, file)]
         parts += [self.form(base, place.of(f"a base of {cls.__qualname__}")) for base in (*cls.__bases__, type(cls))]
-        self.footprint.note(vars(cls).values)
+        self.footprint.note(lambda: [member for name, member in vars(cls).items() if name != REMEMBERED])
         for name, member in members_of(cls).items():
             parts += [name, self.form(member, place.of(f"{cls.__qualname__}.{name}"))]
         return digest("class", *parts)
