@@ -20,7 +20,7 @@ from typing import Any
 from .members import is_a, stored
 
 
-LIBRARIES = frozenset({"torch", "triton", "torchgen", "functorch", "numpy", "sympy"})
+LIBRARIES = frozenset({"torch", "triton", "torchgen", "functorch", "numpy", "sympy", "filelock"})
 """Torch, Triton and what torch stands on: a walk stops there, and their release stands for their code."""
 OURS = frozenset({"magi_backend", "magi_opschema", "magi_passes", "magi_tritonwrap"})
 _IS_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
