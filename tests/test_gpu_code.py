@@ -140,9 +140,9 @@ def normed_tokens(x: Tensor) -> Tensor:
     return normed
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="a tile of three dimensions counts as broadcast there")
 def enlarged(x: Tensor, mode: str, **how: Any) -> Tensor:
-    return torch.cat([F.interpolate(part, mode=mode, **how) for part in (x.sigmoid(), x.tanh(), x.exp())], 1)
+    parts = [F.interpolate(part, mode=mode, **how) for part in (x.sigmoid(), x.tanh(), x.exp())]
+    return torch.cat(parts, 1)
 
 
 def test_each_image_that_is_enlarged_is_written_to_its_place() -> None:
@@ -196,7 +196,8 @@ def test_places_that_may_not_fit_keep_their_64_bits(fn: Any) -> None:
 
 def in_heads(x: Tensor, y: Tensor) -> Tensor:
     """Rows of tokens, by head: of a flat kernel, ``x // 32 % tokens``."""
-    return (x + y.unsqueeze(1)).unflatten(-1, (4, 32)).transpose(1, 2).reshape(-1, 32) * 2
+    heads: Tensor = (x + y.unsqueeze(1)).unflatten(-1, (4, 32))
+    return heads.transpose(1, 2).reshape(-1, 32) * 2
 
 
 def test_no_kernel_divides_by_a_size_to_find_a_place() -> None:
@@ -206,6 +207,7 @@ def test_no_kernel_divides_by_a_size_to_find_a_place() -> None:
     assert [bool(found) for found in divided] == [True, False], divided
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="a tile of three dimensions counts as broadcast there")
 def test_what_is_read_once_does_not_stay_in_the_cache() -> None:
     """In stock's code with symbolic sizes, the load along memory is taken for one that jumps."""
     kept = {}
