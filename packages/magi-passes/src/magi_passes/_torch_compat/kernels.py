@@ -194,8 +194,7 @@ def _cat_part_by_part(cat: Any, _memo: Any, inputs: Any, dim: int = 0) -> Any:
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
-    parts = V.current_node.args[0]
-    if isinstance(parts, (list, tuple)) and any(map(_gathers_more_than_once, parts)):
+    if any(map(_gathers_more_than_once, V.current_node.all_input_nodes)):
         return ir.TensorBox(ir.ConcatKernel.create(inputs, dim))
     return cat(inputs, dim)
 
