@@ -86,9 +86,10 @@ def _tile_to_save_divisions(
     from torch._inductor import config
 
     found = get(cls, schedule, numel, reduction_numel, analysis)
-    nodes = [node for node in schedule if hasattr(node, "read_writes")]
     # Without an analysis, it is only asked whether two nodes may become one kernel.
-    if analysis is None or reduction_numel != 1 or not any(_divides_by_size(node, found[0]) for node in nodes):
+    if analysis is None or reduction_numel != 1 or config.triton.prefer_nd_tiling:
+        return found
+    if not any(_divides_by_size(node, found[0]) for node in schedule if hasattr(node, "read_writes")):
         return found
     with config.patch({"triton.prefer_nd_tiling": True, "triton.max_tiles": config.triton.max_tiles or 3}):
         return get(cls, schedule, numel, reduction_numel, analysis)

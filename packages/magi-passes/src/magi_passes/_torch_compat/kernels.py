@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
 
 install_lock = threading.Lock()
 
@@ -201,8 +203,6 @@ def _cat_part_by_part(cat: Any, _memo: Any, inputs: Any, dim: int = 0) -> Any:
 
 def _gathers_more_than_once(node: Any) -> bool:
     """Whether each element of *node* is computed from several elements of an image, as an interpolated one is."""
-    import torch
-
     gathers, to_visit, seen = 0, [node], set()
     while to_visit and gathers < 2:
         node = to_visit.pop()

@@ -84,8 +84,7 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
     parts = list(index.args)
     if all(map(_is_size, index.free_symbols)):
         if not isinstance(index, sympy.Function) or index.is_integer:  # others are computed as floats
-            terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(index.expand()))
-            yield sympy.Add(*(abs(coefficient) * rest for coefficient, rest in terms))
+            yield _without_signs(index.expand(), abs)
         # A quotient of sizes may be small although its numerator is large.
         parts = [arg for function in sorted(index.atoms(sympy.Function), key=str) for arg in function.args]
     elif isinstance(index, (sympy.Add, sympy.Mul)):
@@ -94,6 +93,14 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
         parts = [part for part in parts if part not in sizes]
     for part in parts:
         yield from bounds_of_sizes(part)
+
+
+def _without_signs(total: Any, size_of: Callable[[Any], Any]) -> Any:
+    """*total* with *size_of* each number that a term is multiplied by in its place."""
+    import sympy
+
+    terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(total))
+    return sympy.Add(*(size_of(coefficient) * rest for coefficient, rest in terms))
 
 
 def _is_size(symbol: Any) -> bool:
@@ -176,16 +183,16 @@ def _largest(node: Any, body: Any, known: dict[Any, Any]) -> Any:
 
     if node in known:
         return known[node]
-    of = [_largest(each, body, known) for each in node.all_input_nodes if each.op != "placeholder"]
+    of = [_largest(each, body, known) for each in _operands(node)]
     bound, target = None, node.target
     if target == "index_expr":
         bound = largest_of_index(body.indexing_exprs[node.args[1].args[0]], body.var_ranges)
     elif target == "constant":
         bound = math.ceil(abs(node.args[1])) if math.isfinite(node.args[1]) else None
     elif None not in of and target in ("add", "sub", "maximum", "minimum"):
-        bound = sympy.Add(*of, of[0] if len(of) == 1 else 0)
+        bound = sympy.Add(*of)
     elif None not in of and target == "mul":
-        bound = sympy.Mul(*of, of[0] if len(of) == 1 else 1)
+        bound = sympy.Mul(*of)
     elif target == "truediv" and _is_no_fraction(node.args[2], body):
         bound = of[0]
     elif None not in of and target in ("abs", "ceil", "floor", "neg", "round", "to_dtype", "trunc"):
@@ -202,10 +209,14 @@ def _is_no_fraction(node: Any, body: Any, *, is_whole: bool = False) -> bool:
     if target == "index_expr":
         return bool(body.indexing_exprs[value.args[0]].is_integer)
     is_whole |= target in ("add", "sub")
-    of = [each for each in node.all_input_nodes if each.op != "placeholder"]
-    return target in ("add", "mul", "sub", "to_dtype") and all(
-        _is_no_fraction(each, body, is_whole=is_whole) for each in of
-    )
+    if target not in ("add", "mul", "sub", "to_dtype"):
+        return False
+    return all(_is_no_fraction(each, body, is_whole=is_whole) for each in _operands(node))
+
+
+def _operands(node: Any) -> list[Any]:
+    """What a call of a loop body is made of, behind the handler of operations."""
+    return [each for each in node.args[1:] if isinstance(each, torch.fx.Node)]
 
 
 def largest_of_index(index: Any, ranges: Mapping[Any, Any]) -> Any:
@@ -221,5 +232,4 @@ def largest_of_index(index: Any, ranges: Mapping[Any, Any]) -> Any:
     index = index.xreplace(dict(ranges))
     index = index.replace(lambda part: isinstance(part, quotients), lambda quotient: quotient.args[0])
     index = index.replace(lambda part: isinstance(part, rounded), lambda number: number.args[0] + 1)
-    terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(index.expand(identity=True)))
-    return sympy.Add(*(sympy.ceiling(abs(coefficient)) * rest for coefficient, rest in terms))
+    return _without_signs(index.expand(identity=True), lambda coefficient: sympy.ceiling(abs(coefficient)))
