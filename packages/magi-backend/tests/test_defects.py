@@ -11,12 +11,15 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from magi_backend import Report, explain
 from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs._defect import active_defects, known_defects, repaired
-from magi_backend._repairs.sizes import cancelled
+from magi_backend._repairs.sizes import cancelled, computed_once
 from magi_backend._torch_compat.compiling import owner_of, torch_release
 from torch import Tensor, nn
+from torch._dynamo import guards as guards_of_dynamo
 from torch._inductor import ir
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
@@ -517,3 +520,73 @@ def test_gradients_of_nested_compile_regions(kind: type[nn.Module], dynamic: boo
     assert agree(ours, expected)
     found = {each.name for one in collector.compilations() for graph in one.graphs for each in graph.repairs}
     assert "region_memory" in found or not is_wrong
+
+
+@pytest.mark.parametrize(
+    ("guards", "once"),
+    [
+        (["n // 8 > 1", "m // 8 > 1"], ["n // 8 > 1", "m // 8 > 1"]),
+        (["n // 8 < n // 8 + 1"], ["(_size0 := (n // 8)) < _size0 + 1"]),
+        (
+            ["2 * (n // 8 + 1) < m", "n // 8 + 1 > 1", "n // 8 != 3"],
+            ["2 * (_size1 := ((_size0 := (n // 8)) + 1)) < m", "_size1 > 1", "_size0 != 3"],
+        ),
+        (
+            ["n == 0 or m // n > 1", "m // n > 2", "m // n > 3"],
+            ["n == 0 or m // n > 1", "(_size0 := (m // n)) > 2", "_size0 > 3"],
+        ),
+        (["0 < n // 8 < m", "n // 8 != 3"], ["0 < n // 8 < m", "n // 8 != 3"]),
+        (["f(n // 8) < n // 8", "not n // 8 == 3"], ["f(n // 8) < n // 8", "not n // 8 == 3"]),
+    ],
+    ids=["nothing", "in one", "within another", "or", "chain", "calls"],
+)
+def test_guards_compute_a_number_once(guards: list[str], once: list[str]) -> None:
+    assert computed_once(guards) == once
+
+
+def test_a_guard_that_is_too_long_stays() -> None:
+    guards = ["+".join("n" * 3000) + " < 5", "n + n < 5"]
+    assert computed_once(guards) == guards
+
+
+SIZES = st.recursive(
+    st.sampled_from(["n", "m", "L['x'].size()[0]", "2", "(-1)"]),
+    lambda inner: st.tuples(inner, st.sampled_from(["+", "*", "-", "//", "%"]), inner).map(
+        lambda of: f"({' '.join(of)})"
+    ),
+    max_leaves=6,
+)
+GUARDS = st.one_of(
+    st.tuples(SIZES, st.sampled_from(["<", "<=", "==", "!="]), SIZES).map(" ".join),
+    st.tuples(SIZES, SIZES).map(lambda of: f"n == 0 or {of[0]} < {of[1]}"),
+)
+
+
+@given(st.lists(GUARDS, min_size=1, max_size=6), st.integers(0, 5), st.integers(1, 5))
+def test_guards_ask_what_they_asked(guards: list[str], n: int, m: int) -> None:
+    def answer(guards: list[str]) -> object:
+        _, source = guards_of_dynamo.build_guard_function(guards, "n, m")
+        made: dict[str, Any] = {}
+        exec(source, {}, made)
+        try:
+            return made["___make_guard_fn"](n, m)({"x": torch.empty(3)})
+        except ZeroDivisionError:
+            return "no number"
+
+    assert answer(computed_once(guards)) == answer(guards)
+
+
+@pytest.mark.parametrize("backend", ["magi", "inductor"])
+def test_guards_of_layers_share_their_sizes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = list[str]()
+    build = guards_of_dynamo.build_guard_function
+    monkeypatch.setattr(
+        guards_of_dynamo, "build_guard_function", lambda *args: (made := build(*args), sources.append(made[1]))[0]
+    )
+    net = nn.Sequential(*(nn.Conv2d(4, 4, 3, stride=2, padding=1) for _ in range(3)))
+    compiled = torch.compile(net, backend=backend, dynamic=True)
+    for side in (65, 97):
+        x = torch.randn(2, 4, side, side + 2)
+        torch.testing.assert_close(compiled(x), net(x))
+
+    assert any("_size0" in source for source in sources) == (backend == "magi")

@@ -204,12 +204,14 @@ def operator_schemas(gm: GraphModule) -> tuple[str, ...]:
     """
     found = set()
     for node in nodes_in(gm):
-        outputs = "; ".join(
-            f"{one.dtype} {one.device} {tuple(map(str, one.shape))} {tuple(map(str, one.stride()))}"
-            for one in tensors_of(node)
-            if one.layout == torch.strided
-        )
-        found |= {f"{op._schema}: {outputs}" for op in overloads_of(node.target) if op.namespace not in _OF_TORCH}
+        for op in overloads_of(node.target):
+            if op.namespace not in _OF_TORCH:
+                outputs = "; ".join(
+                    f"{one.dtype} {one.device} {tuple(map(str, one.shape))} {tuple(map(str, one.stride()))}"
+                    for one in tensors_of(node)
+                    if one.layout == torch.strided
+                )
+                found.add(f"{op._schema}: {outputs}")
     return tuple(sorted(found))
 
 

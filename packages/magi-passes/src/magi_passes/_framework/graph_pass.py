@@ -463,6 +463,7 @@ def around_inner_compile(
             with within(compilation=compilation):
                 result = inner(gm, example_inputs, **kwargs)
         finally:
+            _torch_compat.compiling.forget_symbolic_results()
             if before is not None:
                 _torch_compat.config.restore_overrides(before)
             elif compilation.has_passes:
