@@ -90,6 +90,16 @@ class Enlarged(nn.Module):
         return torch.cat(both, 1), scaled, F.interpolate(x, scale_factor=2.0), x.transpose(1, 2).reshape(-1, 4) + 1
 
 
+class Numbered(nn.Module):
+    """Numbers that are larger than 32 bits hold, computed from places and sizes that are not."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        h, w = x.shape
+        places = torch.arange(h, device=x.device)
+        stepped, rest = torch.arange(0, h * w**3, w**3, device=x.device), places % (h - 1) * w**3
+        return places * w**3, F.pad(places, (1, 2), value=5) * w**3, places.flip(0) * w * w * w, stepped, rest
+
+
 def images(dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, ...]]:
     return [(torch.randn(2, 4, 5, 7).to(dtype),), (torch.randn(3, 4, 6, 9).to(dtype),)]
 
@@ -134,12 +144,13 @@ def test_a_training_step_agrees(backend: str) -> None:
 
 ROWS = [(torch.randn(5, 33),), (torch.randn(6, 40),)]
 WRITTEN = [(torch.randn(2, 3, 5),), (torch.randn(4, 3, 7),)]
+NUMBERED = [(torch.randn(5, 1100),), (torch.randn(4, 1200),)]
 
 
 @pytest.mark.parametrize(
     ("model", "calls"),
-    [(Rows(), ROWS), (Written(), WRITTEN), (Enlarged(), images())],
-    ids=["rows", "written", "enlarged"],
+    [(Rows(), ROWS), (Written(), WRITTEN), (Enlarged(), images()), (Numbered(), NUMBERED)],
+    ids=["rows", "written", "enlarged", "numbered"],
 )
 def test_other_programs_agree(model: nn.Module, calls: list[tuple[Tensor, ...]]) -> None:
     found, programs = compared(model, calls, backend="magi", dynamic=True)

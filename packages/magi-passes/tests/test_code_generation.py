@@ -38,6 +38,8 @@ from torch.utils._sympy.functions import (
     FloorDiv,
     FloorToInt,
     Identity,
+    Max,
+    Min,
     ModularIndexing,
     ToFloat,
     TruncToInt,
@@ -180,7 +182,13 @@ def test_what_fits_is_guarded_once(sizes: tuple[int, int], compilation: str, fit
 def test_no_place_is_larger_than_its_bound(sizes: tuple[int, int], factor: int, shift: int, data: Any) -> None:
     """A place in an image with *sizes* of its own and of what is enlarged from it."""
     quotient = data.draw(
-        st.sampled_from([FloatTrueDiv(S1, S0), TruncToInt(1.7 * ToFloat(S1)), FloorDiv(S1, 3), S1 - S0])
+        st.sampled_from(
+            [
+                *(FloatTrueDiv(S1, S0), TruncToInt(1.7 * ToFloat(S1)), FloorDiv(S1, 3), S1 - S0),
+                *(FloorDiv(X0 - S1, 3), FloorDiv(FloorDiv(X0 - S1, 2) - S1, 3), ModularIndexing(X0, 2, S1)),
+                *(Max(X0 - S1, 2), Min(S1, 2 * X0), FloorDiv(X0, S1) - ModularIndexing(X0, 1, S1)),
+            ]
+        )
     )
     index = factor * X0 * quotient + shift
     bound = largest_of_index(index, {X0: S0})

@@ -6,6 +6,7 @@ Run on torch 2.11 and 2.13, read in 2.10, 2.12 and 2.15.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -30,6 +31,11 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
     passes through `rename_indexing`. If all of it fits into 32 bits, which a guard ensures, the sizes are passed in 32
     bits. The dict holds the answers so far.
 
+    An address is a place in a tensor, so it fits whatever it is added up from. A number that is computed from sizes and
+    loop variables, ``torch.arange(n) * s0**3`` for example, may be larger than each of its parts: `index_expr` writes
+    those, and all of such a number has to fit. With `value_expr`, as in torch 2.13, it is widened before more is
+    computed from it; without, nothing but a size of 64 bits widens that, so sizes stay so.
+
     Places that a kernel computes with floats, as those that an interpolation reads from, are 64-bit integers as well
     unless they are known to be small, and of symbolic sizes nothing is known (`indexing_dtype_strength_reduction` in
     torch/_inductor/optimize_indexing.py). Here what follows from the largest value of every loop variable is compared,
@@ -42,6 +48,7 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
         if not hasattr(triton.TritonKernel.rename_indexing, "__wrapped__"):
             replace(simd, "indexing_dtype_strength_reduction", _hold_places_narrow, memo_of_current)
             replace(triton.TritonKernel, "rename_indexing", _note_expression, memo_of_current)
+            replace(triton.TritonKernelOverrides, "index_expr", _note_number, memo_of_current)
             replace(triton, "signature_to_meta", _declare_narrow, memo_of_current)
 
 
@@ -53,6 +60,32 @@ def _note_expression(rename: Any, _memo: Any, kernel: Any, index: Any) -> Any:
         # In order, since a guard that one of them adds may answer for the next.
         vars(kernel).setdefault("_magi_passes_expressions", {})[sympy.sympify(index)] = None
     return rename(kernel, index)
+
+
+def _note_number(write: Any, _memo: Any, cls: Any, expr: Any, dtype: Any) -> Any:
+    import sympy
+    from torch._inductor.virtualized import V
+
+    lengths = {counter: entry.length for counter, entry in V.kernel.range_tree_nodes.items()}
+    symbols, numbers = sympy.sympify(expr).free_symbols, vars(V.kernel).setdefault("_magi_passes_numbers", {})
+    if any(map(_is_size, symbols)):  # without a size, torch computes it in 32 bits as well
+        if not all(map(_is_size, symbols)):
+            bound = largest_of_index(expr, lengths)
+            numbers[bound if all(map(_is_size, bound.free_symbols)) else None] = None
+        if dtype == torch.int64 and not hasattr(cls, "value_expr") and _is_computed_with():
+            numbers[None] = None
+    return write(cls, expr, dtype)
+
+
+def _is_computed_with() -> bool:
+    """Whether numbers are computed from what is written now, rather than that it is compared, chosen or a place."""
+    from torch._inductor.virtualized import V
+
+    passed_on: list[Any] = [getattr(V.interpreter, "current_node", None)]  # templates have no loop body
+    for each in passed_on if None not in passed_on else ():
+        passed_on += [user for user in each.users if user.target in ("maximum", "minimum", "where")]
+    computing = ("add", "mul", "pow", "reduction", "sub")
+    return any(each is None or any(user.target in computing for user in each.users) for each in passed_on)
 
 
 def _declare_narrow(declare: Any, memo: Any, signature: Any, *, size_dtype: Any, argdefs: Any, **rest: Any) -> Any:
@@ -67,7 +100,9 @@ def _declare_narrow(declare: Any, memo: Any, signature: Any, *, size_dtype: Any,
     ]
     if size_dtype == "tl.int32" and wide and "indices" not in rest:
         expressions: dict[Any, None] = getattr(V.kernel, "_magi_passes_expressions", {})
-        if all(_fits(bound, memo) for index in expressions for bound in bounds_of_sizes(index)):
+        numbers: dict[Any, None] = getattr(V.kernel, "_magi_passes_numbers", {})
+        parts = (bound for index in expressions for bound in bounds_of_sizes(index))
+        if all(bound is not None and _fits(bound, memo) for bound in itertools.chain(parts, numbers)):
             declared |= dict.fromkeys(wide, "i32")
     return declared
 
@@ -223,13 +258,26 @@ def largest_of_index(index: Any, ranges: Mapping[Any, Any]) -> Any:
     """An upper bound of the absolute value of *index*, whose loop variables count up to their *ranges*.
 
     Example: ``0.5*y - 3*h/n``, y below h, is at most ``h + 3*h``: no size that is divided by is less than 1.
+    What is left of ``y % n`` is less than ``n``, and a maximum or minimum is at most the sum of its parts.
     """
     import sympy
     from torch.utils._sympy import functions
 
     quotients = (functions.FloatTrueDiv, functions.IntTrueDiv)
     rounded = (functions.CeilToInt, functions.FloorToInt, functions.RoundToInt, functions.ToFloat, functions.TruncToInt)
+    remainders = (functions.Mod, functions.ModularIndexing, functions.PythonMod)
+    index = index.replace(lambda part: isinstance(part, remainders), lambda remainder: remainder.args[-1])
     index = index.xreplace(dict(ranges))
+    index = index.replace(lambda part: isinstance(part, functions.FloorDiv), _largest_whole_quotient)
+    extremes = (functions.Max, functions.Min)
+    index = index.replace(lambda part: isinstance(part, extremes), lambda extreme: sympy.Add(*extreme.args))
     index = index.replace(lambda part: isinstance(part, quotients), lambda quotient: quotient.args[0])
     index = index.replace(lambda part: isinstance(part, rounded), lambda number: number.args[0] + 1)
     return _without_signs(index.expand(identity=True), lambda coefficient: sympy.ceiling(abs(coefficient)))
+
+
+def _largest_whole_quotient(quotient: Any) -> Any:
+    from torch.utils._sympy.functions import FloorDiv
+
+    whole, part = quotient.args
+    return FloorDiv(_without_signs(whole.expand(identity=True), abs), part) + 1  # it is rounded down, also below 0
