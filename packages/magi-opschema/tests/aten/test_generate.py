@@ -31,6 +31,7 @@ from magi_opschema.aten._generate.schema import (
 )
 from magi_opschema.aten._generate.surface import drift, generate, surface_files, write_folder
 from magi_opschema.aten.errors import OutputError, VerificationError
+from torchgen.model import FunctionSchema  # type: ignore[import-untyped]
 
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -116,14 +117,14 @@ def test_verification_finds_a_schema_that_differs() -> None:
     base = installed_schemas().base("add")
     variant = base.variants[0]
     assert variant.functional is not None
-    wrongs: list[tuple[dict[str, Any], str]] = [
-        ({"schema": variant.functional.schema.replace("alpha=1", "alpha=2")}, r"torchgen reads aten::add\.T.*alpha=2"),
-        ({"name": "Nothing"}, r"aten::add\.Nothing is not registered"),
-    ]
-    for changes, sentence in wrongs:
-        wrong = replace(variant, functional=replace(variant.functional, **changes))
+    for old, new, sentence in (
+        ("alpha=1", "alpha=2", r"torchgen reads aten::add\.T.*alpha=2"),
+        ("add.Tensor", "add.Nothing", r"aten::add\.Nothing is not registered"),
+    ):
+        schema = FunctionSchema.parse(variant.functional.schema.replace(old, new))
+        wrong = replace(variant.functional, function=replace(variant.functional.function, func=schema))
         with pytest.raises(VerificationError, match=sentence):
-            verify([replace(base, variants=(wrong,))])
+            verify([replace(base, variants=(replace(variant, functional=wrong),))])
 
 
 def test_nothing_is_hidden() -> None:
@@ -135,7 +136,7 @@ def test_nothing_is_hidden() -> None:
         explicit = {p.name for p in merged.params}
         for parameter in (p for variant in base.variants for p in variant.params if p.name not in explicit):
             assert merged.takes_options, (base.name, parameter)
-            assert parameter.name == parameter.schema_name
+            assert parameter.name == parameter.argument.name
 
 
 def test_generated_code_uses_no_builtin_that_an_operator_shadows() -> None:

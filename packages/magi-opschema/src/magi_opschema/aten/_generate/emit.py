@@ -32,10 +32,15 @@ from __future__ import annotations
 import itertools as it
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from magi_opschema.aten.errors import SchemaTypeError
 
-from .schema import OPTIONS, Base, Overload, Parameter, Type, Variant, python_name
+from .schema import OPTIONS, Base, Overload, Parameter, Variant, is_optional, python_name, takes_one
+
+
+if TYPE_CHECKING:
+    from torchgen.model import Type  # type: ignore[import-untyped]
 
 
 UNSET = "UNSET"
@@ -94,11 +99,10 @@ class _Test:
 
 def _kinds(type_: Type) -> frozenset[str]:
     """The kinds of Python values that a type accepts, without None."""
-    if type_.is_list:
-        return frozenset({"list", "number"}) if type_.sized else frozenset({"list"})
-    if type_.element in _NUMBERS:
-        return frozenset({"number"})
-    return frozenset({"dtype" if type_.element == "ScalarType" else type_.element})
+    if type_.is_list_like():
+        return frozenset({"list", "number"}) if takes_one(type_) else frozenset({"list"})
+    name = str(type_).removesuffix("?")
+    return frozenset({"number" if name in _NUMBERS else "dtype" if name == "ScalarType" else name})
 
 
 def merge(base: Base) -> Merged | None:
@@ -188,7 +192,7 @@ def _kind_test(mine: dict[str, Parameter], theirs: dict[str, Parameter]) -> _Tes
         refused += [
             f"{name} is not None"
             for name, _, _ in chosen
-            if theirs[name].type.optional and not mine[name].type.optional
+            if is_optional(theirs[name].type) and not is_optional(mine[name].type)
         ]
         return _Test(" and ".join(refused), doubt + 1)
     return None
@@ -202,7 +206,7 @@ def _merged_parameters(base: Base, positional: list[str], tested: set[str]) -> t
     keyword = [
         name
         for name, params in by_name.items()
-        if name not in positional and (name in tested or any(p.name != p.schema_name for p in params))
+        if name not in positional and (name in tested or any(p.name != p.argument.name for p in params))
     ]
     merged = []
     optional = False
@@ -349,7 +353,7 @@ def _body(variant: Variant, explicit: dict[str, MergedParameter], *, takes_optio
     def call(overload: Overload, *outs: str) -> str:
         given = [p for p in overload.params if p.name in explicit]
         arguments = [_value(p, explicit) for p in given if not p.kwarg_only]
-        arguments += [f"{p.schema_name}={_value(p, explicit)}" for p in given if p.kwarg_only]
+        arguments += [f"{p.argument.name}={_value(p, explicit)}" for p in given if p.kwarg_only]
         options = ["**options"] if takes_options else []
         return f"aten.{python_name(overload.attribute)}({', '.join([*arguments, *options, *outs])})"
 
@@ -361,7 +365,7 @@ def _body(variant: Variant, explicit: dict[str, MergedParameter], *, takes_optio
     lines = [f"if out is None:\n{_INDENT}{missing}"]
     if any(p.name in OPTIONS and p.name not in out_params for p in variant.params):
         lines.append("options = out_options(out, options)")
-    names = [p.schema_name for p in variant.out.outs]
+    names = [p.argument.name for p in variant.out.outs]
     if variant.out_count == 0:
         return [*lines, call(variant.out, f"{names[0]}=list(out)"), "return out"]
     if variant.out_count == 1:
@@ -373,7 +377,7 @@ def _body(variant: Variant, explicit: dict[str, MergedParameter], *, takes_optio
 
 def _fresh(variant: Variant) -> str:
     """The text of empty outs for an overload that ATen has only in its out form, which resizes them."""
-    like = next(p.name for p in variant.params if p.type.text == "Tensor")
+    like = next(p.name for p in variant.params if str(p.type) == "Tensor")
     tensors = [f"{like}.new_empty(0)"] * variant.out_count
     return tensors[0] if len(tensors) == 1 else f"({', '.join(tensors)})"
 
@@ -423,16 +427,13 @@ def parameter_texts(variant: Variant) -> tuple[list[str], list[str]]:
 
 def annotation(type_: Type) -> str:
     """The Python annotation of a schema type: `int[2]?` is `int | Sequence[int] | None`."""
-    element = Type(type_.element)
-    if element.text.removesuffix("?") not in _ANNOTATIONS and not element.is_list:
-        msg = f"schema type {type_.text!r} has no Python annotation here; magi-opschema is older than this torch"
+    if (listed := type_.is_list_like()) is not None:
+        inner = annotation(listed.elem)
+        text = f"{inner} | Sequence[{inner}]" if takes_one(type_) else f"Sequence[{inner}]"
+    elif (text := _ANNOTATIONS.get(str(type_).removesuffix("?"), "")) == "":
+        msg = f"schema type {str(type_)!r} has no Python annotation here; magi-opschema is older than this torch"
         raise SchemaTypeError(msg)
-    if not type_.is_list:
-        text = _ANNOTATIONS[element.text]
-    else:
-        inner = annotation(element)
-        text = f"{inner} | Sequence[{inner}]" if type_.sized else f"Sequence[{inner}]"
-    return f"{text} | None" if type_.optional else text
+    return f"{text} | None" if is_optional(type_) else text
 
 
 def union(types: tuple[Type, ...]) -> str:
@@ -444,16 +445,16 @@ def union(types: tuple[Type, ...]) -> str:
 
 def runtime_kind(type_: Type) -> str:
     """The name of the runtime's check for a type, for example `maybe(INT)`."""
-    of_lists = "INT_OR_LIST" if type_.sized else "LIST"
-    kind = of_lists if type_.is_list else _RUNTIME_KINDS.get(type_.element, "ANY")
-    return f"maybe({kind})" if type_.optional else kind
+    of_lists = "INT_OR_LIST" if takes_one(type_) else "LIST"
+    kind = of_lists if type_.is_list_like() else _RUNTIME_KINDS.get(str(type_).removesuffix("?"), "ANY")
+    return f"maybe({kind})" if is_optional(type_) else kind
 
 
 def returns_text(variant: Variant) -> str:
     """The annotation of the result of a variant."""
     if variant.out_count == 0:
         return "list[Tensor]"
-    annotations = [annotation(r.type) for r in variant.leading.returns] or ["Tensor"] * variant.out_count
+    annotations = [annotation(r.type) for r in variant.leading.function.func.returns] or ["Tensor"] * variant.out_count
     return annotations[0] if len(annotations) == 1 else f"tuple[{', '.join(annotations)}]"
 
 

@@ -30,7 +30,7 @@ from magi_opschema.aten.errors import AllowlistError, MissingExtraError, Verific
 
 
 if TYPE_CHECKING:
-    from torchgen.model import NativeFunction  # type: ignore[import-untyped]
+    from torchgen.model import Argument, NativeFunction, Type  # type: ignore[import-untyped]
 
 
 ATEN_SLOT = 8
@@ -112,38 +112,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-@dataclass(frozen=True)
-class Type:
-    """One schema type, for example `SymInt[2]?`."""
+def is_optional(type_: Type) -> bool:
+    """Whether a type allows None. For torchgen, a list that can hold None is nullable too."""
+    return str(type_).endswith("?")
 
-    text: str
 
-    @ft.cached_property
-    def optional(self) -> bool:
-        """Whether this type allows None."""
-        return self.text.endswith("?")
-
-    @ft.cached_property
-    def is_list(self) -> bool:
-        """Whether the values are sequences."""
-        return self.text.removesuffix("?").endswith("]")
-
-    @ft.cached_property
-    def sized(self) -> bool:
-        """Whether a single element is accepted for a list: `dim=1` for `int[1] dim`, but not for `SymInt[1]`."""
-        return re.fullmatch(r"int\[\d+\]\??", self.text) is not None
-
-    @ft.cached_property
-    def length(self) -> int | None:
-        """The fixed length of a list type, 2 for `SymInt[2]`; None for any length."""
-        found = re.search(r"\[(\d+)\]\??$", self.text)
-        return int(found[1]) if found else None
-
-    @ft.cached_property
-    def element(self) -> str:
-        """The type inside the list, with its own `?`; for any other type, that type without `?`."""
-        text = self.text.removesuffix("?")
-        return text[: text.rindex("[")] if self.is_list else text
+def takes_one(type_: Type) -> bool:
+    """Whether a single element is accepted for a list: `dim=1` for `int[1] dim`, but not for `SymInt[1]`."""
+    listed = type_.is_list_like()
+    return listed is not None and listed.size is not None and str(listed.elem) == "int"
 
 
 @dataclass(frozen=True)
@@ -151,25 +128,27 @@ class Parameter:
     """One parameter of an overload.
 
     Attributes:
-        name: Its name in Python: `self` is `input`, `from` is `from_`.
-        schema_name: Its name in the schema.
-        type: Its type.
-        default: The default as text of the schema; None if there is none.
+        argument: What torchgen read, with the name in the schema: `self`, `from`.
         kwarg_only: Whether it is after the `*`.
-        alias: The alias annotation without parentheses, `a!`; None if there is none.
     """
 
-    name: str
-    schema_name: str
-    type: Type
-    default: str | None
+    argument: Argument
     kwarg_only: bool
-    alias: str | None
+
+    @ft.cached_property
+    def name(self) -> str:
+        """Its name in Python: `self` is `input`, `from` is `from_`."""
+        return parameter_name(self.argument.name)
+
+    @property
+    def type(self) -> Type:
+        """Its type."""
+        return self.argument.type
 
     @property
     def required(self) -> bool:
         """Whether a call must give the parameter."""
-        return self.default is None
+        return self.argument.default is None
 
     @property
     def default_text(self) -> str:
@@ -178,7 +157,7 @@ class Parameter:
         The dispatcher repeats a single number for an `int[2]`, but not for a `SymInt[2]`, whose default is written in
         full.
         """
-        default, type_ = str(self.default), self.type
+        default, listed = str(self.argument.default), self.type.is_list_like()
         if default in _SYMBOLS:
             return _SYMBOLS[default]
         if default[0] in "'\"":
@@ -186,18 +165,9 @@ class Parameter:
         value = ast.literal_eval(default)
         if isinstance(value, list):
             return repr(tuple(value))
-        if isinstance(value, int) and not isinstance(value, bool) and type_.length and not type_.sized:
-            return repr((value,) * type_.length)
+        if listed is not None and listed.size and type(value) is int and not takes_one(self.type):
+            return repr((value,) * listed.size)
         return default
-
-
-@dataclass(frozen=True)
-class Return:
-    """One return of an overload; `name` is None where the schema gives none."""
-
-    name: str | None
-    type: Type
-    alias: str | None
 
 
 @dataclass(frozen=True)
@@ -205,30 +175,51 @@ class Overload:
     """One ATen overload.
 
     Attributes:
-        base: The name before the dot, `add`.
-        name: The name after the dot, `Scalar_out`; empty for the default overload.
-        kind: `functional`, `out`, or `mutable` (it returns new tensors and writes into an argument too).
-        schema: The whole schema as torchgen prints it.
+        function: What torchgen read.
         params: The parameters in order, without the out arguments.
         outs: The out arguments in order; empty unless `kind` is `out`.
-        returns: The returns.
-        tags: torch's tags, sorted.
-        autogen: Whether torch generates this overload from another one (functional call, resize, copy).
-        module: torch's Python module for it, `nn` or `linalg`; None if there is none.
-        group: A value that is equal for the overloads of one variant.
     """
 
-    base: str
-    name: str
-    kind: str
-    schema: str
+    function: NativeFunction
     params: tuple[Parameter, ...]
     outs: tuple[Parameter, ...]
-    returns: tuple[Return, ...]
-    tags: tuple[str, ...]
-    autogen: bool
-    module: str | None
-    group: str
+
+    @staticmethod
+    def of(function: NativeFunction) -> Overload:
+        arguments = function.func.arguments
+        keyword_only = {argument.name for argument in arguments.flat_kwarg_only}
+        outs = {argument.name for argument in arguments.out}
+        parameters = [Parameter(argument, argument.name in keyword_only) for argument in arguments.flat_all]
+        return Overload(
+            function,
+            tuple(p for p in parameters if p.argument.name not in outs),
+            tuple(p for p in parameters if p.argument.name in outs),
+        )
+
+    @property
+    def kind(self) -> str:
+        """`functional`, `out`, or `mutable` (it returns new tensors and writes into an argument too)."""
+        return str(self.function.func.kind().name)
+
+    @property
+    def schema(self) -> str:
+        """The whole schema as torchgen prints it."""
+        return str(self.function.func)
+
+    @property
+    def is_autogen(self) -> bool:
+        """Whether torch generates this overload from another one (functional call, resize, copy)."""
+        return "generated" in self.function.tags
+
+    @property
+    def base(self) -> str:
+        """The name before the dot, `add`."""
+        return str(self.function.func.name.name)
+
+    @property
+    def name(self) -> str:
+        """The name after the dot, `Scalar_out`; empty for the default overload."""
+        return str(self.function.func.name.overload_name)
 
     @property
     def qualified(self) -> str:
@@ -266,10 +257,9 @@ class Variant:
     @property
     def out_count(self) -> int:
         """How many tensors `out=` takes; 0 for one list of any length."""
-        returns = self.leading.returns
-        if self.out is not None and self.out.outs:
-            return 0 if self.out.outs[0].type.is_list else len(self.out.outs)
-        return 0 if returns and returns[0].type.is_list else len(returns)
+        written = self.out.outs if self.out is not None else ()
+        types = [each.type for each in written or self.leading.function.func.returns]
+        return 0 if types and types[0].is_list_like() else len(types)
 
 
 @dataclass(frozen=True)
@@ -297,7 +287,7 @@ class Base:
     @property
     def tags(self) -> frozenset[str]:
         """The tags of all overloads."""
-        return frozenset(tag for overload in self.overloads for tag in overload.tags)
+        return frozenset(tag for overload in self.overloads for tag in overload.function.tags)
 
 
 SHIPPED = Path(__file__).parents[1] / "aten_ops.yaml"
@@ -331,12 +321,12 @@ class InstalledSchemas:
 
     def base(self, name: str) -> Base:
         """The base *name* with all its overloads, paired to variants; *name* is one of `out_counts`."""
-        overloads = [_overload(function) for function in self._functions[name]]
+        overloads = [Overload.of(function) for function in self._functions[name]]
         outs = [overload for overload in overloads if overload.kind == "out"]
         variants: list[Variant] = []
         for overload in overloads:
             if overload.kind != "out":
-                partner = next((out for out in outs if out.group == overload.group), None)
+                partner = next((out for out in outs if _group(out) == _group(overload)), None)
                 if partner is not None:
                     outs.remove(partner)
                 variants.append(Variant(overload, partner))
@@ -384,39 +374,9 @@ def installed_schemas() -> InstalledSchemas:
     return InstalledSchemas(importlib.metadata.version("torch"), capable, other_names, dict(functions))
 
 
-def _overload(function: NativeFunction) -> Overload:
-    func = function.func
-    arguments = func.arguments
-    keyword_only = {argument.name for argument in arguments.flat_kwarg_only}
-    outs = {argument.name for argument in arguments.out}
-    parameters = tuple(
-        Parameter(
-            name=parameter_name(argument.name),
-            schema_name=argument.name,
-            type=Type(str(argument.type)),
-            default=argument.default,
-            kwarg_only=argument.name in keyword_only,
-            alias=_alias(argument.annotation),
-        )
-        for argument in arguments.flat_all
-    )
-    return Overload(
-        base=str(func.name.name),
-        name=func.name.overload_name,
-        kind=func.kind().name,
-        schema=str(func),
-        params=tuple(p for p in parameters if p.schema_name not in outs),
-        outs=tuple(p for p in parameters if p.schema_name in outs),
-        returns=tuple(Return(r.name, Type(str(r.type)), _alias(r.annotation)) for r in func.returns),
-        tags=tuple(sorted(function.tags - {"generated"})),
-        autogen="generated" in function.tags,
-        module=function.python_module,
-        group=_DEFAULT.sub("", str(func.signature())),
-    )
-
-
-def _alias(annotation: object) -> str | None:
-    return None if annotation is None else str(annotation)
+def _group(overload: Overload) -> str:
+    """A value that is equal for the overloads of one variant."""
+    return _DEFAULT.sub("", str(overload.function.func.signature()))
 
 
 def _require_yaml(task: str) -> None:
