@@ -199,62 +199,59 @@ def symbolic_when_traced(value: int) -> int:
 
 
 def run_at_trace_time(fn: Callable[[Any], None]) -> None:
-    """Make Dynamo run *fn* with its context while it traces this call, which the graph does not record."""
+    """Make Dynamo run *fn* with its context while it traces this call, which the graph does not record.
+
+    The functions below are for that. Each is about the local variable `value` of the function that makes this call.
+    """
     from torch._dynamo.comptime import comptime
 
     comptime(fn)
 
 
-def _local(context: Any, name: str) -> Any:
-    """Dynamo's variable for the local *name* of the function that called what `run_at_trace_time` returned."""
-    return context.get_local(name, stacklevel=1)._ComptimeVar__variable.realize()
+def _local(context: Any) -> Any:
+    """Dynamo's variable for the local `value`."""
+    return context.get_local("value", stacklevel=1)._ComptimeVar__variable.realize()
 
 
 def _set_local(context: Any, name: str, value: object) -> None:
-    """Set the local *name* of that function to the constant *value*."""
+    """Set another local of that function, *name*, to the constant *value*."""
     from torch._dynamo.variables import ConstantVariable
 
     context._ComptimeContext__tx.parent.symbolic_locals[name] = ConstantVariable.create(value)
 
 
-def traced_object(context: Any, name: str) -> Any:
-    """The object of a local variable of the function that is traced.
-
-    It is None for an object that traced code makes, because that does not exist yet.
-    """
-    variable = _local(context, name)
+def traced_object(context: Any) -> Any:
+    """The object; None for one that traced code makes, because that does not exist yet."""
+    variable = _local(context)
     if variable.source is None:
         return None
     return variable.value if hasattr(variable, "value") else variable.as_python_constant()
 
 
-def guard_type(context: Any, name: str) -> None:
-    """Add a guard on the type of a local variable of the function that is traced.
-
-    Torch 2.13 adds no guard for a DynamicInt, so a graph made for one would run for any value.
-    """
+def guard_type(context: Any) -> None:
+    """Add a guard on the type: torch 2.13 adds none for a DynamicInt, so its graph would run for any value."""
     from torch._dynamo.guards import GuardBuilder, install_guard
 
-    variable = _local(context, name)
+    variable = _local(context)
     if variable.source is not None:
         install_guard(variable.source.make_guard(GuardBuilder.TYPE_MATCH))
 
 
-def reads_attributes(context: Any, name: str) -> bool:
-    """False for a local variable of which Dynamo reads no attribute that it does not know, such as a DeviceMesh."""
-    return type(_local(context, name)).__module__ != "torch._dynamo.variables.distributed"
+def reads_attributes(context: Any) -> bool:
+    """False for an object of which Dynamo reads no attribute that it does not know, such as a DeviceMesh."""
+    return type(_local(context)).__module__ != "torch._dynamo.variables.distributed"
 
 
-def answer_for_one_object(context: Any, name: str, answer: str, value: int) -> None:
-    """Set the local *answer* of the function that is traced to *value*, with a guard on the object that *name* is."""
+def answer_for_one_object(context: Any, answer: int) -> None:
+    """Set the local variable `answer` of the function that is traced, with a guard on the object."""
     from torch._dynamo.guards import GuardBuilder, install_guard
 
-    install_guard(_local(context, name).source.make_guard(GuardBuilder.ID_MATCH))
-    _set_local(context, answer, value)
+    install_guard(_local(context).source.make_guard(GuardBuilder.ID_MATCH))
+    _set_local(context, "answer", answer)
 
 
-def fix_local(context: Any, name: str) -> None:
-    """Make a local number of the function that is traced a constant, with a guard on its value.
+def fix_local(context: Any) -> None:
+    """Make a number a constant, with a guard on its value.
 
     A Tensor that is an input of the graph is marked as staying at its address, without a guard on its identity, as with
     `torch._dynamo.mark_static_address(tensor, guard=False)`. That function would leave a mark on the user's Tensor, and
@@ -263,23 +260,23 @@ def fix_local(context: Any, name: str) -> None:
     from torch._dynamo.variables import TensorVariable
     from torch._dynamo.variables.tensor import SymNodeVariable
 
-    variable = _local(context, name)
+    variable = _local(context)
     if isinstance(variable, SymNodeVariable):
-        _set_local(context, name, variable.evaluate_expr())
+        _set_local(context, "value", variable.evaluate_expr())
     elif isinstance(variable, TensorVariable):
         node = variable.as_proxy().node
         if node.op == "placeholder":
             node.meta.setdefault("tensor_dict", {}).setdefault("_dynamo_static_input_type", "unguarded")
 
 
-def answer_class(context: Any, name: str, answer: str, cls: type) -> None:
-    """Set the local *answer* of the function that is traced to whether the local *name* is exactly a *cls*.
+def answer_class(context: Any, cls: type) -> None:
+    """Set the local variable `answer` of the function that is traced to whether the object is exactly a *cls*.
 
     For `type(value) is cls`, torch 2.13 would compare the types in a Python function at every call
     (torch/_dynamo/guards.py, `LAMBDA_GUARD`).
     """
-    guard_type(context, name)
-    _set_local(context, answer, _local(context, name).python_type() is cls)
+    guard_type(context)
+    _set_local(context, "answer", _local(context).python_type() is cls)
 
 
 def register_fake(library: torch.library.Library, name: str, fake: Callable[..., Any], source: str) -> None:

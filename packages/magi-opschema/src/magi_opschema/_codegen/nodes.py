@@ -100,7 +100,7 @@ def class_question(cls: type) -> Callable[[object], bool]:
     """A function that says, while Dynamo traces, whether an object is exactly a *cls*, with a guard in C++."""
 
     def look(context: Any) -> None:
-        answer_class(context, "value", "answer", cls)
+        answer_class(context, cls)
 
     def is_one(value: object) -> bool:
         answer = isinstance(value, cls)

@@ -394,36 +394,32 @@ def handle_of(obj: Any) -> int:
     return REGISTRY.register(obj, weak=not takes_none)
 
 
-def _traced_handle_of(obj: Any) -> Any:
-    """The handle of *obj* while Dynamo traces.
+def _traced_handle_of(value: Any) -> Any:
+    """The handle of the object *value* while Dynamo traces.
 
     Graphs have a guard on the type of what was passed. The comparison becomes a guard too, so that a shallow copy,
     which shares the ticket of its original, is traced again.
     """
-    untold: Any = None
-    if isinstance(obj, int):  # Dynamo sees a symbolic int as an int too
-        run_at_trace_time(_guard_type)
-        return obj
+    answer: Any = None
+    if isinstance(value, int):  # Dynamo sees a symbolic int as an int too
+        run_at_trace_time(guard_type)
+        return value
     run_at_trace_time(_give_ticket)
-    if untold is not None:
-        return untold
-    ticket = obj._magi_handle  # noqa: SLF001
-    if ticket.owner() is not obj:
+    if answer is not None:
+        return answer
+    ticket = value._magi_handle  # noqa: SLF001
+    if ticket.owner() is not value:
         raise HandleError("the attribute _magi_handle is not the object's own")
     return ticket.handle
 
 
-def _guard_type(context: Any) -> None:
-    guard_type(context, "obj")
-
-
 def _give_ticket(context: Any) -> None:
-    """Register, while Dynamo traces, the object that the local variable `obj` stands for.
+    """Register, while Dynamo traces, the object that the local variable `value` stands for.
 
-    If Dynamo can read no ticket of it, the local `untold` becomes its handle. Then the object is kept alive: the graph
+    If Dynamo can read no ticket of it, the local `answer` becomes its handle. Then the object is kept alive: the graph
     is guarded by its address, which must never be that of another.
     """
-    obj = traced_object(context, "obj")
+    obj = traced_object(context)
     if obj is None:
         text = "an object made inside a compiled function has no handle before the function runs."
         raise HandleError(f"{text} Make it outside, for example in __init__.")
@@ -433,8 +429,8 @@ def _give_ticket(context: Any) -> None:
         REGISTRY.register(obj, weak=type(obj).__weakrefoffset__ != 0)
     elif ticket is None or ticket.handle != known:
         attach(obj, known)
-    if ticket_of(obj) is None or not reads_attributes(context, "obj"):
-        answer_for_one_object(context, "obj", "untold", REGISTRY.register(obj, weak=False))
+    if ticket_of(obj) is None or not reads_attributes(context):
+        answer_for_one_object(context, REGISTRY.register(obj, weak=False))
 
 
 def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None]], Any]:
@@ -478,9 +474,5 @@ def fixed(value: Any) -> Any:
     """
     if isinstance(value, (list, tuple)):
         return [fixed(item) for item in value]
-    run_at_trace_time(_fix)
+    run_at_trace_time(fix_local)
     return value
-
-
-def _fix(context: Any) -> None:
-    fix_local(context, "value")
