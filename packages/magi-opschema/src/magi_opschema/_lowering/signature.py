@@ -315,51 +315,36 @@ def pack(arguments: tuple[Argument, ...], trees: SignatureLowering) -> tuple[Arg
     Raises a SignatureError if more than 64 leaves cannot share an argument, such as lists of Tensors and generators.
     """
     taken = {flat_name(node.path) for parameter in trees.parameters for node in nodes(parameter.node)}
-    groups = {kind: members for kind, members in _by_kind(arguments, _kind).items() if len(members) > 2}
-    alone = [replace(argument, default=NO_DEFAULT) for argument in arguments if _kind(argument) not in groups]
-    packed = [shared for kind, members in groups.items() for shared in _share(kind, members, taken)]
-    if len(alone) + len(packed) > MAX_ARGUMENTS:
-        tensors = _by_kind(alone, _tensor_kind)
-        alone = [argument for argument in alone if not _tensor_kind(argument)]
-        for kind, members in tensors.items():
-            alone += _share(kind, members, taken)
-    if len(alone) + len(packed) > MAX_ARGUMENTS:
-        lists = sum(argument.leaves[0].is_tensor for argument in alone)
-        text = (
-            f"the signature has {lists} lists of Tensors and {len(alone) - lists} other values that cannot share an "
-            f"argument, and torch registers no schema of more than {MAX_ARGUMENTS} arguments. Pass some as one list."
-        )
-        raise SignatureError(trees.title, trees.location, (Problem("", text),))
-    return (*alone, *packed)
-
-
-def _by_kind(arguments: Iterable[Argument], kind_of: Callable[[Argument], str]) -> dict[str, list[Argument]]:
     groups: dict[str, list[Argument]] = {}
     for argument in arguments:
-        if kind := kind_of(argument):
-            groups.setdefault(kind, []).append(argument)
-    return groups
+        groups.setdefault(_kind(argument), []).append(argument)
+    tensors = [kind for kind in groups if kind.endswith("Tensor")]
+    shared = [kind for kind in groups if kind and kind not in tensors and len(groups[kind]) > 2]
+    for chosen in (shared, [*tensors, *shared]):
+        alone = [replace(argument, default=NO_DEFAULT) for argument in arguments if _kind(argument) not in chosen]
+        packed = [argument for kind in chosen for argument in _share(kind, groups[kind], taken)]
+        if len(alone) + len(packed) <= MAX_ARGUMENTS:
+            return (*alone, *packed)
+    lists = sum(argument.leaves[0].is_tensor for argument in alone)
+    text = (
+        f"the signature has {lists} lists of Tensors and {len(alone) - lists} other values that cannot share an "
+        f"argument, and torch registers no schema of more than {MAX_ARGUMENTS} arguments. Pass some as one list."
+    )
+    raise SignatureError(trees.title, trees.location, (Problem("", text),))
 
 
 def _kind(argument: Argument) -> str:
-    """A key that is equal for leaves that can share an argument; empty for Tensors and for leaves that cannot."""
+    """A key that is equal for leaves that can share an argument; empty for leaves that cannot."""
     leaf = argument.leaves[0]
     base = leaf.schema_type.removesuffix("?")
-    if base in _FILLERS:
-        return f"optional_{base}" if leaf.is_optional else base
+    if leaf.is_list:
+        return "" if leaf.is_tensor or leaf.is_opaque else f"{base.removesuffix('[]')}_list"
     if base in _texts():
         return base
-    if leaf.is_list and not leaf.is_tensor and not leaf.is_opaque:
-        return f"{base.removesuffix('[]')}_list"
-    return ""
-
-
-def _tensor_kind(argument: Argument) -> str:
-    """A key that is equal for Tensors that can share an argument; empty for lists of them, and for other values."""
-    if argument.schema_type not in {"Tensor", "Tensor?"}:
+    if base not in {"Tensor", *_FILLERS}:
         return ""
-    kind = "mutated_Tensor" if argument.alias else "Tensor"
-    return f"optional_{kind}" if argument.leaves[0].is_optional else kind
+    kind = f"mutated_{base}" if argument.alias else base
+    return f"optional_{kind}" if leaf.is_optional else kind
 
 
 def _share(kind: str, members: Sequence[Argument], taken: set[str]) -> list[Argument]:
