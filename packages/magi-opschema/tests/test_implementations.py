@@ -16,7 +16,7 @@ import pytest
 import torch
 from _signatures import Listening
 from magi_opschema import magi_register_custom_op, op_def, opcheck, register_kernel, use_implementation
-from magi_opschema.errors import EnvironmentVariableError, FakeMismatchError, RuleError
+from magi_opschema.errors import DuplicateOpError, EnvironmentVariableError, FakeMismatchError, RuleError
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 from torch.utils._pytree import tree_map
@@ -66,8 +66,24 @@ def test_the_first_that_serves_a_call_runs_by_priority_and_else_the_op_s_own_bod
     assert re.search(
         r"body +rows at test_implementations.py:\d+, priority 2, when at test_implementations", str(op_def(op))
     )
+    with pytest.raises(DuplicateOpError):
+        magi_register_custom_op("implementations::order")(other)
     op(x[:1])
     assert op_def(op).served["anything"] == 2
+
+
+def test_contexts_may_overlap_as_those_of_threads_do() -> None:
+    op = new_op("overlapping")
+    for name in ("usual", "one", "two"):
+        op.implementation(other, name=name)
+    one, two = use_implementation(op, "one"), use_implementation(op, "two")
+    one.__enter__()
+    two.__enter__()
+    one.__exit__(None, None, None)
+    op(torch.ones(2))
+    two.__exit__(None, None, None)
+    op(torch.ones(2))
+    assert op_def(op).served == {"two": 1, "usual": 1}
 
 
 def test_gradients_vmap_and_compiled_code_have_the_choice() -> None:

@@ -14,7 +14,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -39,6 +39,9 @@ OWN = "default"
 """The name of the body that the op was registered with."""
 SERVED: dict[str, Counter[str]] = {}
 """By op, how often each body ran or was traced. It is not part of `Choice`, which compile caches make their key of."""
+CHOSEN: defaultdict[str, dict[object, str]] = defaultdict(lambda: {None: ""})
+"""By op, the bodies that were asked for, the latest last: by the environment, for which the key is None, and by each
+open `use_implementation`."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,6 @@ class Choice:
         self.op, self.fn = op, fn
         self.implementations: tuple[Implementation, ...] = ()
         self.forced = ""
-        SERVED[op] = Counter()
 
     def select(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Implementation | None:
         """The body that a call at the user's signature runs; None for the op's own."""
@@ -91,7 +93,7 @@ class Choice:
     @property
     def served(self) -> dict[str, int]:
         """How often each body ran or was traced."""
-        return dict(SERVED[self.op])
+        return dict(SERVED[self.op]) if self.implementations else {}
 
     def unknown(self, name: object) -> str:
         """The sentence about a *name* that no body has."""
@@ -103,12 +105,25 @@ class Choice:
 
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[None]:
-        """A context in which calls run the body *name*, if it serves them."""
-        before, self.forced = self.forced, name
+        """A context in which calls run the body *name*, if it serves them; of several, the one that began last."""
+        chosen, token = CHOSEN[self.op], object()
+        chosen[token] = name
+        self._force(chosen)
         try:
             yield
         finally:
-            self.forced = before
+            # It may not be the last one, because contexts of threads overlap.
+            del chosen[token]
+            self._force(chosen)
+
+    def begin(self) -> None:
+        """Count calls from now on, and run the body that the environment names, unless a context names another."""
+        SERVED[self.op], chosen = Counter(), CHOSEN[self.op]
+        chosen[None] = _forced_by_environment(self.op)
+        self._force(chosen)
+
+    def _force(self, chosen: dict[object, str]) -> None:
+        self.forced = list(chosen.values())[-1]
 
     def compared(
         self, call: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tolerances: dict[str, Any]
@@ -215,7 +230,7 @@ def implementation(
             text = f"it has an implementation '{title}' already; {location(fn)} would be a second. Give name=."
             raise RuleError(sentence(text))
         if not choice.implementations:
-            choice.forced = _forced_by_environment(choice.op)
+            choice.begin()
             for form in forms_of(op):
                 form.registration.replace_body(choice.body(_checked_once(form)))
                 vars(form).pop("lowered_fn", None)  # which was made of the op's own body
@@ -228,9 +243,9 @@ def implementation(
 def use_implementation(op: object, name: str) -> Iterator[None]:
     """A context in which calls of *op* run the body *name*, if it serves them, otherwise the op's own.
 
-    It holds for all threads. Code that was compiled with another choice, and in which the compiler saw through the op,
-    keeps that: compile within the context. `MAGI_OPSCHEMA_IMPLEMENTATIONS=mylib::norm=fast,mylib::gelu=default` in the
-    environment does the same for a process.
+    It holds for all threads; of several contexts, the one that began last counts. Code that was compiled with another
+    choice, and in which the compiler saw through the op, keeps that: compile within the context.
+    `MAGI_OPSCHEMA_IMPLEMENTATIONS=mylib::norm=fast,mylib::gelu=default` in the environment does the same for a process.
 
     Raises:
         UnknownOpError: magi-opschema registered no such op.
