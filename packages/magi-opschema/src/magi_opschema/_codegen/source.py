@@ -20,6 +20,7 @@ from typing import Any
 
 from magi_opschema import _environment as environment
 from magi_opschema._model.lowering import SignatureLowering
+from magi_opschema._model.schema import SCHEMA_TYPES
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Sequence, dotted
 from magi_opschema._text import show_with_type
 from magi_opschema._torch_compat import is_dynamo_compiling
@@ -64,27 +65,12 @@ def _shown(value: object) -> str:
     return show_with_type(value)
 
 
-_CLASSES = {
-    "Tensor": "a Tensor",
-    "SymInt": "an int of 64 bits",
-    "float": "a float",
-    "bool": "a bool",
-    "str": "a str",
-    "complex": "a complex",
-    "Scalar": "a number",
-    "ScalarType": "a torch.dtype",
-    "Device": "a torch.device",
-    "Layout": "a torch.layout",
-    "MemoryFormat": "a torch.memory_format",
-    "Generator": "a torch.Generator",
-}
-
-
 def _class_of(schema_type: str) -> str:
     """The words for a value of *schema_type*: `a list with each item a float, or None` for `float[]?`."""
     base = schema_type.removesuffix("?")
     kind = base.removesuffix("[]")
-    text = _CLASSES[kind] if kind == base else f"a list with each item {_CLASSES[kind]}"
+    item = SCHEMA_TYPES[kind][0]
+    text = item if kind == base else f"a list with each item {item}"
     return text if base == schema_type else f"{text}, or None"
 
 

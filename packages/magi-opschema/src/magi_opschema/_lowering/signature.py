@@ -30,7 +30,7 @@ from magi_opschema._codegen.functions import compile_flatten
 from magi_opschema._codegen.source import Writer
 from magi_opschema._environment import refuse_unknown_variables
 from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
-from magi_opschema._model.schema import CLASSES, MAX_ARGUMENTS, NO_DEFAULT, Argument, Packing, default_text, takes
+from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, SCHEMA_TYPES, Argument, Packing, default_text, takes
 from magi_opschema._model.tree import (
     IDENTITY,
     SEQUENCE,
@@ -297,7 +297,7 @@ _NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 @functools.cache
 def _texts() -> dict[str, Packing]:
     """How values of these schema types are written as text, the empty text for None."""
-    kinds = {name: CLASSES[name] for name in ("ScalarType", "Device", "Layout", "MemoryFormat")}
+    kinds = {name: SCHEMA_TYPES[name][1] for name in ("ScalarType", "Device", "Layout", "MemoryFormat")}
     written = {name: (codecs.torch_constant_text(kind[0]), kind) for name, kind in kinds.items()}
     written |= dict.fromkeys(("complex", "Scalar"), (codecs.NUMBER_TEXT, _NUMBERS))
     item, read = "'' if {value} is None else {encoded}", "{decoded} if {list}[{i}] else None"

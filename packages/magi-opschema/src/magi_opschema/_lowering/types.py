@@ -21,7 +21,7 @@ import torch
 from magi_opschema._handles.declared import AnnotatedField, annotated_fields, declared_fields, is_declared
 from magi_opschema._handles.handle import ObjectHandle, handle, unfit
 from magi_opschema._lowering import codecs
-from magi_opschema._model.schema import CLASSES, schema_type_of
+from magi_opschema._model.schema import SCHEMA_TYPES, schema_type_of
 from magi_opschema._model.tree import (
     IDENTITY,
     Codec,
@@ -238,8 +238,8 @@ def _defines(cls: type, name: str) -> bool:
 
 
 # A Scalar is annotated as a union, whose first class is that of SymInt.
-_SCHEMA_TYPES: dict[object, str] = {cls: name for name, (cls, *_) in CLASSES.items() if name != "Scalar"}
-_SCHEMA_TYPES[torch.nn.Parameter] = "Tensor"
+_BY_CLASS: dict[object, str] = {cls: name for name, (_, (cls, *_)) in SCHEMA_TYPES.items() if name != "Scalar"}
+_BY_CLASS[torch.nn.Parameter] = "Tensor"
 _NUMBERS = {int, float, bool, complex}
 _MAX_OF_ONE_CLASS = 8
 """The limit of depth: `class Chain(Generic[T])` with a field `rest: Chain[list[T]]` contains itself without end."""
@@ -290,8 +290,8 @@ def lower_resolved(annotation: object, place: Place) -> Node:
     cls = origin or annotation
     if annotation is torch.Generator and place.is_opaque:
         return _lower_handle(annotation, (annotation,), place)
-    if annotation in _SCHEMA_TYPES:
-        return place.leaf(_SCHEMA_TYPES[annotation])
+    if annotation in _BY_CLASS:
+        return place.leaf(_BY_CLASS[annotation])
     if isinstance(cls, type):
         return _lower_class(annotation, cls, place)
     raise place.refuse(annotation, "which has no flat schema form", _advice(annotation))

@@ -29,21 +29,22 @@ MAX_ARGUMENTS = 64
 
 NO_DEFAULT = object()
 
-CLASSES: dict[str, tuple[type, ...]] = {
-    "Tensor": (torch.Tensor,),
-    "SymInt": (int, torch.SymInt),
-    "float": (float, int, torch.SymFloat, torch.SymInt),
-    "bool": (bool, torch.SymBool),
-    "str": (str,),
-    "complex": (complex, float, int),
-    "Scalar": (int, float, complex),
-    "ScalarType": (torch.dtype,),
-    "Device": (torch.device, str),
-    "Layout": (torch.layout,),
-    "MemoryFormat": (torch.memory_format,),
-    "Generator": (torch.Generator,),
+SCHEMA_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
+    "Tensor": ("a Tensor", (torch.Tensor,)),
+    "SymInt": ("an int of 64 bits", (int, torch.SymInt)),
+    "float": ("a float", (float, int, torch.SymFloat, torch.SymInt)),
+    "bool": ("a bool", (bool, torch.SymBool)),
+    "str": ("a str", (str,)),
+    "complex": ("a complex", (complex, float, int)),
+    "Scalar": ("a number", (int, float, complex)),
+    "ScalarType": ("a torch.dtype", (torch.dtype,)),
+    "Device": ("a torch.device", (torch.device, str)),
+    "Layout": ("a torch.layout", (torch.layout,)),
+    "MemoryFormat": ("a torch.memory_format", (torch.memory_format,)),
+    "Generator": ("a torch.Generator", (torch.Generator,)),
 }
-"""The classes of the values that the dispatcher accepts for a schema type; the first is that of its annotation."""
+"""A value of each schema type in words, and the classes of those that the dispatcher accepts; the first is that of its
+annotation."""
 
 _INT64 = range(-(2**63), 2**63)
 _LAYOUTS = {torch.strided: "strided"}
@@ -52,7 +53,7 @@ _MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
 
 def schema_type_of(cls: type, name: str) -> str:
     """*name*, which torch gave to the schema type of an opaque class, known to this module from now on."""
-    CLASSES[name] = (cls,)
+    SCHEMA_TYPES[name] = (f"a {cls.__name__}", (cls,))
     return name
 
 
@@ -62,7 +63,7 @@ def python_type(schema_type: str) -> Any:
         return typing.Optional[python_type(schema_type[:-1])]  # noqa: UP045  (infer_schema knows no other spelling)
     if schema_type.endswith("[]"):
         return list[python_type(schema_type[:-2])]  # type: ignore[misc]
-    return torch.types.Number if schema_type == "Scalar" else CLASSES[schema_type][0]
+    return torch.types.Number if schema_type == "Scalar" else SCHEMA_TYPES[schema_type][1][0]
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,8 @@ def takes(schema_type: str, value: object) -> bool:
         return kind != schema_type
     if kind.endswith("[]"):
         return isinstance(value, (list, tuple)) and all(takes(kind[:-2], item) for item in value)
-    return isinstance(value, CLASSES[kind]) and not (kind == "SymInt" and type(value) is int and value not in _INT64)
+    _, classes = SCHEMA_TYPES[kind]
+    return isinstance(value, classes) and not (kind == "SymInt" and type(value) is int and value not in _INT64)
 
 
 def default_text(schema_type: str, value: object) -> str | None:
