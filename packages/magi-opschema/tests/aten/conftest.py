@@ -11,8 +11,7 @@ import pytest
 import torch
 from magi_opschema import aten
 from magi_opschema.aten._dispatch.kernels import cell_of, out_names, schema_parameters
-from magi_opschema.aten._dispatch.slots import _cell_and_overload
-from magi_opschema.aten._generate.schema import parameter_name
+from magi_opschema.aten._generate.schema import base_and_overload, parameter_name
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -32,7 +31,7 @@ def slot() -> Iterator[Callable[..., None]]:
 
         def register(base: str, number: int, fn: Callable[..., object], **options: object) -> None:
             aten.register_slot(base, number, fn, **options)  # type: ignore[call-overload]
-            name = _cell_and_overload(base)[0].base
+            name, _ = base_and_overload(base)
             if (name, number) not in taken:
                 taken.add((name, number))
                 cleanup.callback(aten.unregister_slot, name, number)

@@ -394,6 +394,13 @@ def test_new_writes_a_kernel_per_overload_and_a_test(tmp_path: Path, capsys: pyt
     assert "add_slot3.py exists" in capsys.readouterr().err
 
 
+def test_new_takes_an_overload_of_a_submodule(tmp_path: Path) -> None:
+    assert main(["aten", "new", "linalg.norm.ord_str", "--slot", "3", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "linalg_norm_slot3.py").read_text()
+    assert text.count("@aten.register_slot") == text.count('@aten.register_slot("linalg_norm.ord_str", 3') == 1
+    assert (tmp_path / "test_linalg_norm_slot3.py").read_text().count("aten.linalg.norm(*args, **kwargs)") == 2
+
+
 def test_new_names_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     for op, slot, folder, sentence in (

@@ -19,7 +19,7 @@ from ._generate.schema import (
     Base,
     InstalledSchemas,
     Variant,
-    base_name,
+    base_and_overload,
     canonical_name,
     installed_schemas,
     nearest,
@@ -85,9 +85,9 @@ def test_there_are_calls() -> None:
 @pytest.mark.parametrize(("args", "kwargs"), CALLS)
 def test_{stem}(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with aten.use_slot("{base}", 8):
-        expected = aten.{base}(*args, **kwargs)
+        expected = aten.{canonical}(*args, **kwargs)
     with aten.use_slot("{base}", {slot}):
-        torch.testing.assert_close(aten.{base}(*args, **kwargs), expected)
+        torch.testing.assert_close(aten.{canonical}(*args, **kwargs), expected)
 '''
 
 
@@ -169,7 +169,7 @@ def _new(options: argparse.Namespace) -> int:
         folder / f"{stem}.py": _KERNEL.format(
             base=base.name, slot=slot, imports=_imports(functions), functions=functions
         ),
-        folder / f"test_{stem}.py": _TEST.format(base=base.name, slot=slot, stem=stem),
+        folder / f"test_{stem}.py": _TEST.format(base=base.name, canonical=base.canonical, slot=slot, stem=stem),
     }
     for path in files:
         if path.exists():
@@ -198,9 +198,9 @@ def _imports(functions: str) -> str:
 
 
 def _find(op: str, schemas: InstalledSchemas) -> tuple[Base, str | None]:
-    for name, only in ((op, None), (base_name(op), None), tuple(op.rpartition(".")[::2])):
-        if name in schemas.out_counts:
-            return schemas.base(name), only
+    name, only = base_and_overload(op)
+    if name in schemas.out_counts:
+        return schemas.base(name), only
     known = [*schemas.out_counts, *map(canonical_name, schemas.out_counts)]
     msg = f"torch {schemas.torch_version} has no operator {op!r} that writes into out={nearest(op, known)}"
     raise UnknownOpError(msg)

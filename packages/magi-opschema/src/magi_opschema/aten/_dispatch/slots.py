@@ -40,6 +40,7 @@ from magi_opschema.aten._generate.schema import (
     METADATA_VERSION,
     SHIPPED,
     SUBMODULES,
+    base_and_overload,
     base_name,
     nearest,
 )
@@ -392,12 +393,9 @@ def _cell(base: object) -> Cell:
 
 
 def _cell_and_overload(base: object) -> tuple[Cell, str | None]:
-    """The cell and the overload that *base* names: `mul.Tensor` and `linalg.norm.out` name one, `linalg.norm` none."""
-    if not isinstance(base, str):
-        return _cell(base), None
-    parts = base.split(".")
-    dots = 2 if parts[0] in SUBMODULES else 1
-    return _cell(".".join(parts[:dots])), ".".join(parts[dots:]) or None
+    """The cell and the overload that *base* names."""
+    name, only = base_and_overload(base) if isinstance(base, str) else (base, None)
+    return _cell(name), only
 
 
 def _predicate(supports: Callable[..., bool] | None) -> Callable[..., bool] | None:

@@ -106,6 +106,13 @@ def base_name(canonical: str) -> str:
     return f"_{name}" if submodule == "internal" else f"{submodule}_{name}"
 
 
+def base_and_overload(name: str) -> tuple[str, str | None]:
+    """The ATen name and the overload in *name*: `mul.Tensor` and `linalg.norm.out` have one, `linalg.norm` has none."""
+    parts = name.split(".")
+    count = 2 if parts[0] in SUBMODULES else 1
+    return base_name(".".join(parts[:count])), ".".join(parts[count:]) or None
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'softmax'?"`, or an empty string if no known name is close."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
