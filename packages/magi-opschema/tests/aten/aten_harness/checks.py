@@ -380,9 +380,8 @@ def _requiring_grad(t: Tensor) -> Tensor:
 def _library_operators(subject: Subject, forms: frozenset[str]) -> list[OpOverload]:
     """Every library operator that a call of *subject* can become."""
     pair, cell = subject.pair, subject.cell
-    overloads = [name for name in (pair.functional, pair.out) if name is not None]
     choices = [chosen for form, chosen in (("lowest", None), ("preferred", subject.slot)) if form in forms]
-    operators = [library_op(cell, pair, name, chosen) for chosen in choices for name in overloads]
+    operators = [library_op(cell, pair, name, chosen) for chosen in choices for name in pair.names]
     mine = [k for k in cell.serving(pair, differentiable=True) if k.slot == subject.slot]
     return operators + [kernel_op(cell, pair, kernel) for kernel in mine if "differentiated" in forms]
 

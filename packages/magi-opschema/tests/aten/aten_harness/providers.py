@@ -209,9 +209,7 @@ _LARGEST = 20_000
 def samples_for(subjects: list[Subject]) -> dict[Subject, list[Sample]]:
     """Inputs for the variants of one base; a variant that no provider reaches has none."""
     found: dict[Subject, list[Sample]] = {subject: _from_recipes(subject) for subject in subjects}
-    by_overload = {
-        name: subject for subject in subjects for name in (subject.pair.functional, subject.pair.out) if name
-    }
+    by_overload = {name: subject for subject in subjects for name in subject.pair.names}
     for dtype in DTYPES:
         forms: dict[Subject, set[Any]] = defaultdict(set)
         for overload, sample in _direct_samples(subjects[0].base, dtype):
@@ -239,8 +237,7 @@ def _from_recipes(subject: Subject) -> list[Sample]:
 
 def _captured(subject: Subject) -> list[Sample]:
     calls = captured_samples()
-    names = [name for name in (subject.pair.functional, subject.pair.out) if name is not None]
-    found = [s for name in names for s in calls.get(f"aten.{subject.base}.{name}", ())]
+    found = [s for name in subject.pair.names for s in calls.get(f"aten.{subject.base}.{name}", ())]
     samples = [
         Sample(s.args, {k: v for k, v in s.kwargs.items() if k not in subject.outs}, s.origin, s.dtype) for s in found
     ]

@@ -16,7 +16,7 @@ import torch
 from magi_opschema.aten._dispatch.kernels import Cell, Kernel, Pair, cell_of, out_names, python_names, select, write_out
 from magi_opschema.aten._dispatch.slots import default_surface, use_slot
 from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
-from magi_opschema.aten._torch_compat import OpOverload, arguments
+from magi_opschema.aten._torch_compat import OpOverload, arguments, written_arguments
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -112,8 +112,7 @@ class Subject:
     @cached_property
     def written(self) -> frozenset[str]:
         """Inputs that the operator writes."""
-        writes = (a for a in arguments(self.leading) if a.alias_info is not None and a.alias_info.is_write)
-        declared = frozenset(a.name for a in writes if a.name not in self.outs)
+        declared = frozenset(a.name for a in written_arguments(self.leading) if a.name not in self.outs)
         return declared | _UNDECLARED_WRITES.get(self.base, frozenset())
 
     @property
@@ -124,15 +123,11 @@ class Subject:
     @property
     def lists_out(self) -> bool:
         """Whether `out=` takes a list of any length."""
-        return any(
-            a.is_out and str(a.type) != "Tensor"
-            for a in arguments(self.cell.overloads[self.pair.out or self.pair.leading])
-        )
+        return any(a.is_out and str(a.type) != "Tensor" for a in arguments(self.cell.overloads[self.pair.names[-1]]))
 
     def ran(self, *, out: bool) -> str:
         """The overload that a form executes."""
-        name = (self.pair.out or self.pair.functional) if out else (self.pair.functional or self.pair.out)
-        return dotted(self.base, str(name))
+        return dotted(self.base, self.pair.names[-1 if out else 0])
 
     def kernel_for(self, sample: Sample, *, differentiable: bool = False) -> Kernel | None:
         """The kernel of this slot, with a backward if *differentiable*, that serves a call; None where ATen would."""
@@ -198,7 +193,7 @@ class Subject:
     @cached_property
     def _out_keywords(self) -> frozenset[str]:
         """The arguments of the out form, without a factory's options."""
-        return frozenset(a.name for a in arguments(self.cell.overloads[self.pair.out or self.pair.leading]))
+        return frozenset(a.name for a in arguments(self.cell.overloads[self.pair.names[-1]]))
 
 
 def dotted(base: str, overload: str) -> str:

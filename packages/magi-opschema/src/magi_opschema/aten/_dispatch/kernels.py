@@ -49,9 +49,14 @@ class Pair:
     out: str | None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The overloads that there are."""
+        return tuple(name for name in (self.functional, self.out) if name is not None)
+
+    @property
     def leading(self) -> str:
         """The overload that names the variant."""
-        return str(self.functional or self.out)
+        return self.names[0]
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Cell:
     def __init__(self, base: str, pairs: tuple[Pair, ...]) -> None:
         self.base = base
         self.pairs = pairs
-        self.overloads = {name: _overload(base, name) for pair in pairs for name in (pair.functional, pair.out) if name}
+        self.overloads = {name: _overload(base, name) for pair in pairs for name in pair.names}
         callables = {python_name(name): overload for name, overload in self.overloads.items()}
         self.aten_traced = Namespace(callables)
         self.aten_eager = Namespace({name: dispatcher_callable(op) for name, op in callables.items()})
@@ -272,7 +277,7 @@ def served_variants(cell: Cell, fn: Callable[..., Any], only: str | None) -> tup
         parameters.remove(out)
     serves, refusals = set(), ""
     for pair in cell.pairs:
-        if only is None or only in {pair.functional, pair.out}:
+        if only is None or only in pair.names:
             wanted = schema_parameters(cell, pair)
             reason = _mismatch(parameters, wanted)
             if reason is None:

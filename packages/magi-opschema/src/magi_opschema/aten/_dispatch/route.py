@@ -66,8 +66,7 @@ def served_namespace(cell: Cell, aten: Namespace, served: Callable[[Pair, str], 
     callables = dict(vars(aten))
     for pair in cell.pairs:
         if cell.serving(pair):
-            names = [name for name in (pair.functional, pair.out) if name is not None]
-            callables |= {python_name(name): served(pair, name) for name in names}
+            callables |= {python_name(name): served(pair, name) for name in pair.names}
     return Namespace(callables)
 
 
