@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ATen schemas as plain data, read from the installed torch without importing it, and the names that they have here.
+"""ATen schemas as torchgen reads them, without importing torch, and the names that they have here.
 
 A base is all overloads of one name. Each of its *variants* is a pair of the functional overload and the overload that
 writes into `out=`. `add` has two, `(add.Tensor, add.out)` and `(add.Scalar, add.Scalar_out)`. If ATen has only one of
