@@ -219,11 +219,6 @@ class Overload:
         return "generated" in self.function.tags
 
     @property
-    def base(self) -> str:
-        """The name before the dot, `add`."""
-        return str(self.function.func.name.name)
-
-    @property
     def name(self) -> str:
         """The name after the dot, `Scalar_out`; empty for the default overload."""
         return str(self.function.func.name.overload_name)
@@ -231,7 +226,7 @@ class Overload:
     @property
     def qualified(self) -> str:
         """`add.Tensor`, as the dispatcher prints it."""
-        return f"{self.base}.{self.name}" if self.name else self.base
+        return str(self.function.func.name)
 
     @property
     def attribute(self) -> str:
@@ -464,11 +459,11 @@ def verify(bases: list[Base]) -> int:
     """
     from magi_opschema.aten._torch_compat import dispatcher_schemas, parsed_schema
 
-    registered = {(schema.name, schema.overload_name): schema for schema in dispatcher_schemas()}
+    registered = {str(schema).partition("(")[0]: schema for schema in dispatcher_schemas()}
     overloads = [overload for base in bases for overload in base.overloads]
     problems = []
     for overload in overloads:
-        schema = registered.get((f"aten::{overload.base}", overload.name))
+        schema = registered.get(f"aten::{overload.qualified}")
         if schema is None:
             problems.append(f"aten::{overload.qualified} is not registered")
         elif str(schema) != str(parsed_schema(f"aten::{overload.schema}")):
