@@ -19,7 +19,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from ._cache_key import CacheKeyEntry
 from ._find import find_kernels
-from ._kernel.bodies import BODIES, INNER_BODIES, Bodies, as_overload, why_not_a_body
+from ._kernel.bodies import SEEN_THROUGH, SEEN_THROUGH_INSIDE, Bodies, as_overload, why_not_a_body
 from ._kernel.kernels import as_kernel, check_supported, is_kernel
 from ._kernel.report import FoundKernel, KernelReport, OpReport
 from ._launch.body_as_fake import fake_from_body
@@ -119,9 +119,8 @@ class _SeeThroughOp:
         )
 
 
-_OPS: dict[str, _SeeThroughOp] = {}
-_INNER_OPS: dict[str, _SeeThroughOp] = {}
-"""`custom_op`s of other libraries that the body of an op calls: seen through there, opaque in every other place."""
+_OPS: dict[str, _SeeThroughOp] = SEEN_THROUGH
+_INNER_OPS: dict[str, _SeeThroughOp] = SEEN_THROUGH_INSIDE
 _AROUND: contextvars.ContextVar[tuple[_SeeThroughOp, ...]] = contextvars.ContextVar("magi_tritonwrap_ops", default=())
 """The ops whose bodies are being traced: first the one that stands in the graph, whose cache key covers the others."""
 _ON_UNSUPPORTED: contextvars.ContextVar[OnUnsupported] = contextvars.ContextVar("on_unsupported", default="opaque")
@@ -195,7 +194,6 @@ def _define_see_through(
     if refused and not interpreted:
         record.fall_back(refused, refused.rstrip("."), _RAISES)
     with _LOCK:
-        BODIES[record.name] = fn
         _OPS[record.name] = record
         if not record.opaque_because:
             set_cache_key_entries(overload, [record.key])
@@ -212,7 +210,6 @@ def _see_through_inside(name: str) -> None:
     if body is None or (name in _INNER_OPS and _INNER_OPS[name].op is op):
         return
     _INNER_OPS[name] = _SeeThroughOp(op, body, find_kernels(body))
-    INNER_BODIES[name] = body
     set_decomposition_rule(op, _decompose)
 
 

@@ -75,10 +75,10 @@ def _device_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     return next(iter(accelerators or types), None)
 
 
-BODIES: dict[str, Callable[..., Any]] = {}
-"""Bodies of the ops given to `make_see_through`, by qualified name."""
-INNER_BODIES: dict[str, Callable[..., Any]] = {}
-"""Bodies of `custom_op`s that are seen through where the body of another op calls them, and opaque elsewhere."""
+SEEN_THROUGH: dict[str, Any] = {}
+"""What is known of the ops given to `make_see_through`, by qualified name; the attribute `fn` is the body."""
+SEEN_THROUGH_INSIDE: dict[str, Any] = {}
+"""The same of `custom_op`s that are seen through where the body of another op calls them, and opaque elsewhere."""
 
 
 def as_overload(value: Any) -> OpOverload | None:
@@ -92,19 +92,19 @@ def as_overload(value: Any) -> OpOverload | None:
 
 def body_of_op(name: str) -> Callable[..., Any] | None:
     """The body that a compiled graph sees in place of an operator, wherever it is called; None if it is opaque."""
-    return BODIES[name] if name in BODIES else body_of_torch_triton_op(name)
+    return SEEN_THROUGH[name].fn if name in SEEN_THROUGH else body_of_torch_triton_op(name)
 
 
 def body_of_inner_op(name: str) -> Callable[..., Any] | None:
     """The body that a compiled graph sees in place of an operator inside another op's body."""
-    return body_of_op(name) or INNER_BODIES.get(name)
+    return body_of_op(name) or getattr(SEEN_THROUGH_INSIDE.get(name), "fn", None)
 
 
 def bodies_mentioned(names: frozenset[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
     """Bodies of the operators that code can reach as `torch.ops.namespace.name`, given the names it mentions."""
     if "ops" not in names:
         return
-    for name in sorted({*BODIES, *INNER_BODIES, *torch_triton_ops()}):
+    for name in sorted({*SEEN_THROUGH, *SEEN_THROUGH_INSIDE, *torch_triton_ops()}):
         namespace, _, op = name.partition("::")
         if namespace in names and op.partition(".")[0] in names:
             body = body_of_inner_op(name)
