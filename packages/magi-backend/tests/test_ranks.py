@@ -499,7 +499,7 @@ if kind != "dies":
     dist.barrier()
     dist.destroy_process_group()
 (sizes,) = tables
-print(*sizes.codes, *sizes._tried, *[size.failed for size in sizes._others.values() if size.failed], sizes._blocked)
+print(*sizes.codes, *[size.failed for size in sizes._others.values() if size.failed], sizes._blocked)
 """
 
 

@@ -142,8 +142,7 @@ class RecordingTable(SizeTable):
 
         So does the size from then on, whether it was the capture or the warm-up that failed.
         """
-        tried = self._tried.get(key)
-        made = tried.run if tried is code and tried is not None else None
+        made = code.run if code is not None and self._others.get(key) is code else None
         if not isinstance(made, _Recorded) or made.recording.was_captured():
             return super()._run(code, key, args)
         part, inputs = args
@@ -156,7 +155,7 @@ class RecordingTable(SizeTable):
             return super()._run(code, key, args)
         except Exception as error:
             with self._lock:
-                self._drop(key, self._tried.pop(key), failed=reason_of(error))
+                self._drop(key, self._others.pop(key), failed=reason_of(error))
             if not made.recording.was_captured():
                 raise  # it ran, and it may be an error of the model
             self._count_failure()

@@ -17,8 +17,7 @@ import logging
 import math
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
@@ -61,7 +60,7 @@ class Choices:
 
     def __init__(self) -> None:
         self._taken: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-        self._replayed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._replayed: weakref.WeakKeyDictionary[Any, Iterator[Any]] = weakref.WeakKeyDictionary()
 
     def take(self, hooks: Any, choose: Callable[[], Any]) -> Any:
         """The code to run under the saved-tensor *hooks*: *choose* decides in a forward, a recomputation repeats it.
@@ -78,10 +77,7 @@ class Choices:
             taken = choose()
             self._taken.setdefault(region.frame, []).append(taken)
             return taken
-        place = self._replayed.get(region.hook, 0)
-        self._replayed[region.hook] = place + 1
-        taken_then = self._taken.get(region.frame, [])
-        return taken_then[place] if place < len(taken_then) else None
+        return next(self._replayed.setdefault(region.hook, iter(self._taken.get(region.frame, ()))), None)
 
 
 @dataclass(slots=True)
@@ -175,10 +171,8 @@ class SizeTable:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._tried: dict[Key, Size] = {}
-        """Those whose code is timed before calls find it."""
-        self._others: OrderedDict[Key, Size] = OrderedDict()
-        """The others that are remembered, by last use."""
+        self._others: dict[Key, Size] = {}
+        """The others that are remembered, by last use. Those with code are timed before calls find it."""
         self._calls = self._forgotten = self._failures = self._made = self._next_timed = 0
         self._general_seconds = self._compile_seconds = self._gained = 0.0
         self._gains = self._timed_seconds = 0.0
@@ -212,7 +206,7 @@ class SizeTable:
         inputs = list(args)
         for size in reversed(self.captured.inputs.sizes):
             del inputs[size.place]
-        if self._tried.get(key) is not code:
+        if self._others.get(key) is not code:
             return code.run(inputs)
         in_turn = InTurn.launches
         result, seconds, is_exact = _timed(code.run, inputs, exact=True)
@@ -230,7 +224,7 @@ class SizeTable:
 
     def _run_general(self, key: Key, args: tuple[Any, ...]) -> Any:
         """Run the code for any size, and note what that costs."""
-        size = self._others.get(key) or self._tried.get(key)
+        size = self._others.get(key)
         exact = size is not None and self._is_due_a_timing(size)
         result, seconds, is_exact = _timed(self._general, list(args), exact=exact)
         with self._lock:
@@ -261,12 +255,12 @@ class SizeTable:
 
     def _judge(self, key: Key, code: Size) -> None:
         """Let calls find *code*, which was timed, or drop it if it is slower than the code for any size."""
-        if self._tried.get(key) is not code or code.runs < RUNS or code.general == math.inf:
+        if self._others.get(key) is not code or code.run is None or code.runs < RUNS or code.general == math.inf:
             return
         is_slower = code.own > (1 + SHARE) * code.general
         if is_slower and code.runs < MOST_RUNS:
             return
-        del self._tried[key]
+        del self._others[key]
         self._gains += code.gain
         self._timed_seconds += code.general
         if is_slower:
@@ -277,7 +271,7 @@ class SizeTable:
     def _made_now(self, key: Key) -> Size | None:
         """Count the call, and make code if it is due. Returns the code for *key*; None if there is none."""
         with self._lock:
-            code = self._tried.get(key)
+            code = self._code_of(key)
             if code is not None:
                 if code.runs < RUNS or code.general < math.inf:
                     return code
@@ -330,7 +324,8 @@ class SizeTable:
             self._make(key, explicit=False)
 
     def _code_of(self, key: Key) -> Size | None:
-        return self.codes.get(key) or self._tried.get(key)
+        size = self.codes.get(key) or self._others.get(key)
+        return None if size is None or size.run is None else size
 
     def _must_wait(self) -> bool:
         self._waiting = why_not_now()
@@ -338,17 +333,14 @@ class SizeTable:
 
     def _hot(self) -> dict[Key, Size]:
         """The sizes that have code because they came back."""
-        return {key: size for key, size in (self.codes | self._tried).items() if not size.explicit}
+        known = self.codes | self._others
+        return {key: size for key, size in known.items() if size.run is not None and not size.explicit}
 
     def _count(self, key: Key) -> bool:
         """Count a call without code for *key*. Returns whether code must be made in this call."""
         self._calls += 1
-        size = self._others.get(key)
-        if size is None:
-            size = Size()
-            self._remember(key, size)
-        else:
-            self._others.move_to_end(key)
+        size = self._others.pop(key, None) or Size()
+        self._remember(key, size)
         size.calls += 1
         if self.hot_sizes and size.calls == self.hot_after:
             self._starts_to_pay(size)
@@ -367,8 +359,10 @@ class SizeTable:
     def _remember(self, key: Key, size: Size) -> None:
         """Put *size*, which has no code, behind the others."""
         if len(self._others) >= MOST_SIZES:
-            self._others.popitem(last=False)
-            self._forgotten += 1
+            without_code = [each for each, other in self._others.items() if other.run is None]
+            if len(without_code) >= MOST_SIZES:
+                del self._others[without_code[0]]
+                self._forgotten += 1
         self._others[key] = size
 
     def _starts_to_pay(self, size: Size) -> None:
@@ -424,7 +418,7 @@ class SizeTable:
             size.made += 1
             size.run, size.seconds, size.explicit = run, seconds, explicit
             # What all ranks run in the same call is not dropped by one of them, so it needs no timing.
-            (self.codes if explicit or self.exchange else self._tried)[key] = size
+            (self.codes if explicit or self.exchange else self._others)[key] = size
             self._judge(key, size)  # its code may have been timed before
         self.changed()
 
@@ -465,7 +459,7 @@ class SizeTable:
 
     def _let_go(self, key: Key) -> None:
         """Drop the code of *key*."""
-        code = self.codes.pop(key, None) or self._tried.pop(key)
+        code = self.codes.pop(key, None) or self._others.pop(key)
         self._drop(key, code)
 
     def _drop(self, key: Key, code: Size, failed: str = "") -> None:
@@ -494,7 +488,7 @@ class SizeTable:
                     seconds=size.seconds,
                     note=_note(size),
                 )
-                for key, size in [*self.codes.items(), *self._tried.items(), *self._others.items()]
+                for key, size in [*self.codes.items(), *self._others.items()]
             )
         uses = tuple(sorted(uses, key=lambda use: (-use.calls, use.sizes)))
         hits = sum(use.hits for use in uses)
