@@ -188,12 +188,12 @@ def test_the_options_for_editors_are_the_settings() -> None:
     hints = {name.removeprefix("magi."): kind for name, kind in get_type_hints(MagiOptions).items()}
 
     assert list(hints) == list(fields())
-    for name, (field, strict, _) in fields().items():
+    for name, (field, adapter) in fields().items():
         if hints[name] != field.annotation:
             # What is held as a tuple may be given as any sequence.
             assert name in {"boundary_ops", "buckets", "compile_sizes", "regions"}
             empty: object = {} if name == "buckets" else ()
-            assert strict.validate_python(TypeAdapter(hints[name]).validate_python(empty)) == empty
+            assert adapter.validate_python(TypeAdapter(hints[name]).validate_python(empty), strict=True) == empty
 
 
 def test_settings_and_inductor_keys_are_told_apart() -> None:

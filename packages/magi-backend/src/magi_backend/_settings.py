@@ -311,15 +311,14 @@ def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, objec
 
 
 @functools.cache
-def fields() -> dict[str, tuple[FieldInfo, TypeAdapter[object], TypeAdapter[object]]]:
-    """Each setting by its dotted name, with what checks a value of it strictly, and what reads it from text."""
+def fields() -> dict[str, tuple[FieldInfo, TypeAdapter[object]]]:
+    """Each setting by its dotted name, with what checks a value of it."""
     found: dict[str, FieldInfo] = {}
     for name, field in CompileConfig.model_fields.items():
         groups = PassConfig.model_fields.items() if field.annotation is PassConfig else ()
         found |= {f"{name}.{inner}": info for inner, info in groups} or {name: field}
     kinds: dict[str, Any] = {name: Annotated[field.annotation, field] for name, field in found.items()}
-    strict = ConfigDict(strict=True)
-    return {name: (found[name], TypeAdapter(kind, config=strict), TypeAdapter(kind)) for name, kind in kinds.items()}
+    return {name: (found[name], TypeAdapter(kind)) for name, kind in kinds.items()}
 
 
 def variable(name: str) -> str:
@@ -422,9 +421,9 @@ def _checked(values: Mapping[str, object], origin: str) -> dict[str, object]:
             wrong = f"{name} = {value!r}: the settings {name} take {takes}."
             bad.append(wrong if is_group else _unknown_name(name, prefix))
             continue
-        field, strict, from_text = fields()[name]
+        field, adapter = fields()[name]
         try:
-            found[name] = (from_text if origin == "environment" else strict).validate_python(value)
+            found[name] = adapter.validate_python(value, strict=None if origin == "environment" else True)
         except ValidationError as error:
             cause = error
             takes = f"takes {_accepted(field)}.{_nearest_choice(value, _choices(field.annotation))}"
