@@ -26,6 +26,7 @@ from magi_backend._records.log import CompilationLog
 from magi_backend._torch_compat import frames, symbols
 from magi_backend._torch_compat.nodes import called_name, graph_copy, is_higher_order, nodes_in
 from magi_backend._torch_compat.values import is_wrapper
+from magi_backend._verify.compare import with_strides
 from magi_backend.errors import BucketsError, did_you_mean
 from magi_backend.records import BucketUse
 
@@ -244,13 +245,8 @@ def _cut(x: Any, rows: _Dims, real: Key, run: Key) -> Any:
 
 def _laid_out(x: Any, strides: Sequence[int]) -> Any:
     """*x* with these strides, itself if it has them."""
-    if all(have == want for have, want, size in zip(x.stride(), strides, x.shape, strict=True) if size > 1):
-        return x
-    once = x
-    for dim, stride in enumerate(strides):
-        if stride == 0:
-            once = once.narrow(dim, 0, 1)
-    return torch.empty_strided(once.shape, strides, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
+    pairs = zip(x.stride(), strides, x.shape, strict=True)
+    return x if all(have == want for have, want, size in pairs if size > 1) else with_strides(x, strides)
 
 
 def with_buckets(

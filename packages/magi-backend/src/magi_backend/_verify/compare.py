@@ -317,11 +317,17 @@ def alone(tensor: torch.Tensor) -> torch.Tensor:
     original = tensor.detach()
     if original.layout is not torch.strided or _torch_compat.values.is_wrapper(original):
         return original.clone()
-    for dim in range(original.dim()):
-        if original.stride(dim) == 0 and original.size(dim) > 1:
-            original = original.narrow(dim, 0, 1)  # elements that share memory cannot be written separately
-    twin = torch.empty_strided(original.size(), original.stride(), dtype=original.dtype, device=original.device)
-    return twin.copy_(original).expand(tensor.size()) if twin.size() != tensor.size() else twin.copy_(original)
+    return with_strides(original, original.stride())
+
+
+def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy of *tensor* in memory of its own, with these *strides*."""
+    once = tensor
+    for dim, stride in enumerate(strides):
+        if stride == 0 and tensor.size(dim) > 1:
+            once = once.narrow(dim, 0, 1)  # elements that share memory cannot be written separately
+    twin = torch.empty_strided(once.size(), strides, dtype=tensor.dtype, device=tensor.device).copy_(once)
+    return twin.expand(tensor.size()) if twin.size() != tensor.size() else twin
 
 
 @dataclass(frozen=True)
