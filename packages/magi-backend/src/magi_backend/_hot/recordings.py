@@ -7,7 +7,6 @@ compiled function called without a graph, and code of its own is a recording of 
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Mapping
@@ -52,16 +51,12 @@ class Part:
 
 
 class _Parts:
-    """Makes the recordings of a table. A key is the number of a part, and the ints of a call."""
+    """Makes the recordings of a table. A key is a part, and the ints of a call."""
 
     inputs = GraphInputs((), (), (), differentiates=False)
 
-    def __init__(self) -> None:
-        self.parts: dict[int, Part] = {}
-
-    def compiled(self, key: Key, *_: object, **__: object) -> Callable[[Any], Any]:
-        made = self.parts[key[0]].it.record()
-        return _Recorded(made)
+    def compiled(self, key: Any, *_: object, **__: object) -> Callable[[Any], Any]:
+        return _Recorded(key[0].it.record())
 
 
 @dataclass(frozen=True)
@@ -80,18 +75,16 @@ class RecordingTable(SizeTable):
     setting: ClassVar[str] = "magi.graphs"
 
     def __init__(self, most: int, label: str, changed: Callable[[], None], exchange: Exchange | None = None) -> None:
-        self._parts = _Parts()
-        self._numbers = itertools.count()
-        self._heirs: dict[Key, Key] = {}
+        self._heirs: dict[Any, Key] = {}
         """Sizes that got code of their own when they had a graph, and that graph, in whose place theirs is recorded."""
         self._leaving: list[Recording] = []
         """Recordings that were dropped while their outputs were in use."""
         self._keeps_pool: Recording | None = None
         """The last one that was dropped. Without any recording torch would give its pool back, with live outputs."""
-        self._gone: list[int] = []
+        self._gone: list[Part] = []
         """Parts that nobody can call any more."""
         super().__init__(
-            self._parts,  # type: ignore[arg-type]
+            _Parts(),  # type: ignore[arg-type]
             lambda part, inputs: part.plain(inputs),
             lambda *_: lambda inputs: inputs,
             hot_sizes=most,
@@ -107,26 +100,24 @@ class RecordingTable(SizeTable):
 
     def added(self, part: Part) -> Model:
         """*part* as it is called: with the graph of its sizes, or without one."""
-        number = next(self._numbers)
-        self._parts.parts[number] = part
         wanted = {*part.sizes.split(", ")} - {""}
         with self._lock:
             for key in self._hot() if wanted else ():
                 if {*self.title(key).split(", ")} == wanted:
-                    self._heirs[number,] = key
+                    self._heirs[part,] = key
         find = self.codes.get
 
         def call(inputs: list[Any]) -> Any:
             if part.ints is None:
                 part.ints = tuple(place for place, value in enumerate(inputs) if isinstance(value, int))
-            key = (number, *[inputs[place] for place in part.ints])
+            key: Any = (part, *[inputs[place] for place in part.ints])
             code = find(key)
             if code is None or not recording.is_usable():
                 return self._other(part, key, inputs)
             code.hits += 1
             return code.run((part, inputs))  # type: ignore[misc, arg-type]
 
-        weakref.finalize(call, self._gone.append, number)
+        weakref.finalize(call, self._gone.append, part)
         return call
 
     def _other(self, part: Part, key: Key, inputs: list[Any]) -> Any:
@@ -167,13 +158,13 @@ class RecordingTable(SizeTable):
     def _forget_gone(self) -> None:
         """Drop what nobody can call any more. Not when that happens, which may be in the middle of another call."""
         while self._gone:
-            number = self._gone.pop()
+            part: Any = self._gone.pop()
             with self._lock:
-                for key in [key for key in self._hot() if key[0] == number]:
+                self._heirs.pop((part,), None)
+                for key in [key for key in self._hot() if key[0] is part]:
                     self._let_go(key)
-                for key in [key for key in self._others if key[0] == number]:
+                for key in [key for key in self._others if key[0] is part]:
                     del self._others[key]
-                del self._parts.parts[number]
         self._leaving = [each for each in self._leaving if not each.drop()]
 
     def _is_due(self, key: Key, size: Size) -> bool:
@@ -196,16 +187,16 @@ class RecordingTable(SizeTable):
         if not made.recording.drop():
             self._leaving.append(made.recording)
 
-    def named(self, key: Key) -> tuple[tuple[str, int], ...]:
+    def named(self, key: Any) -> tuple[tuple[str, int], ...]:
         """The ints in *key* with their names."""
-        part = self._parts.parts[key[0]]
+        part, *numbers = key
         if part.sizes:
             pairs = (pair.split("=") for pair in part.sizes.split(", "))
             return tuple((name, int(number)) for name, number in pairs)
         # The sizes that a piece takes besides its inputs have no names.
         names = dict(enumerate(part.it.inputs))
         called = (names.get(place, f"size{place}") for place in part.ints or ())
-        return tuple((part.symbols.get(name, name), number) for name, number in zip(called, key[1:], strict=True))
+        return tuple((part.symbols.get(name, name), number) for name, number in zip(called, numbers, strict=True))
 
     def recorded(self) -> int:
         """How many graphs were recorded."""
