@@ -6,21 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-__all__ = [
-    "BackendError",
-    "BoundaryOpError",
-    "BucketsError",
-    "CompileSizesError",
-    "ConfigError",
-    "MismatchError",
-    "OptionError",
-    "PackageError",
-    "TargetError",
-    "TargetTypeError",
-    "WarmStartError",
-]
-
-
 class BackendError(Exception):
     """Base class of every error that magi-backend raises."""
 
