@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ def reason_of(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}".partition("\n")[0]
 
 
-def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeWorld) -> None:
+def put_numbers(gm: GraphModule, world: symbols.FakeWorld) -> None:
     """Replace the sizes in *gm* by numbers: its inputs that are sizes, and what it computes from them.
 
     Sizes that *world* keeps open stay. Each other node, also in the graphs inside it, gets the example value that it
@@ -54,12 +54,12 @@ def put_numbers(gm: GraphModule, values: Mapping[Any, int], world: symbols.FakeW
     """
     nodes = [node for node in nodes_in(gm) if "example_value" in node.meta]
     numbers: dict[Node, int] = {}
-    twins = symbols.Twins(values, world)
+    twins = symbols.Twins(world)
     twins.describe([node.meta["example_value"] for node in nodes])
     for node in nodes:
         value = node.meta["example_value"]
         is_number = isinstance(value, torch.SymInt) and node.graph is gm.graph
-        if is_number and symbols.as_int(value, values) is None:
+        if is_number and not world.knows(value):
             continue  # an int that stays an input
         node.meta["example_value"] = twins.of(value)
         if is_number and not world.symbols():
@@ -108,7 +108,8 @@ class Captured:
             StaysSymbolicError: A size in the graph does not follow from *key*, or the code would need a guard.
             Exception: Whatever a compiler raises.
         """
-        compiled, _ = self._compiled(key, compile_static, symbols.FakeWorld(), beside_others=beside_others)
+        world = symbols.FakeWorld(self.values(key))
+        compiled, _ = self._compiled(key, compile_static, world, beside_others=beside_others)
         return symbols.boxed(compiled)
 
     def compiled_open(self, key: Key, compile_open: Compile) -> tuple[Callable[..., Any], Condition | None]:
@@ -120,24 +121,23 @@ class Captured:
             StaysSymbolicError: The code would need a guard on something that is not a size.
             Exception: Whatever a compiler raises.
         """
-        world = symbols.FakeWorld()
+        world = symbols.FakeWorld(self.values(key))
         if key:
-            world.open(self.values(key), [self.fakes[size.place] for size in self.inputs.sizes])
+            world.open([self.fakes[size.place] for size in self.inputs.sizes])
         return self._compiled(key, compile_open, world, beside_others=True)
 
     def _compiled(
         self, key: Key, compile_graph: Compile, world: symbols.FakeWorld, *, beside_others: bool
     ) -> tuple[Callable[..., Any], Condition | None]:
-        values = self.values(key)
         gm = graph_copy(self.gm)
         given = list(zip(self.fakes, self.descriptions, gm.graph.find_nodes(op="placeholder"), strict=True))
         if not world.symbols():
             for size in reversed(self.inputs.sizes):
                 del given[size.place]
         with self.state.restored(beside_others=beside_others), self.context.compiling(world):
-            twins = symbols.Twins(values, world)
+            twins = symbols.Twins(world)
             inputs = [world.input(fake, description, node, twins) for fake, description, node in given]
-            put_numbers(gm, values, world)
+            put_numbers(gm, world)
             compiled = compile_graph(gm, inputs, self.title(key))
         return compiled, world.condition()
 

@@ -70,21 +70,22 @@ def is_unbacked(size: Any) -> bool:
 
 
 class FakeWorld:
-    """A fake mode with separate symbols, in which tensors are made from descriptions."""
+    """A fake mode in which the symbols of a capture have *values*, or stay open as other symbols with these hints."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Mapping[Any, int]) -> None:
         from torch._functorch import config
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self.shape_env = ShapeEnv()
+        self._values = values
         self._opened: dict[Any, Any] = {}
         # As Dynamo makes the mode for a backend.
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             self.mode = FakeTensorMode(shape_env=self.shape_env)
 
-    def open(self, values: Mapping[Any, int], captured: Sequence[Any]) -> None:
-        """Keep the symbols in *values* open, with these hints; *captured* are the sizes that they stand for.
+    def open(self, captured: Sequence[Any]) -> None:
+        """Keep the symbols open; *captured* are the sizes that they stand for.
 
         The guards of the capture hold here too. `condition` returns only the guards that are added later.
         """
@@ -92,7 +93,7 @@ class FakeWorld:
         from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         theirs = captured[0].node.shape_env
-        for symbol, value in values.items():
+        for symbol, value in self._values.items():
             # The name of a symbol follows from its source, and passes and texts may show it.
             sources = [source for source in theirs.var_to_sources.get(symbol, ()) if source is not None]
             ours = self.shape_env.create_symbol(
@@ -105,9 +106,9 @@ class FakeWorld:
             self._opened[symbol] = ours
             self.shape_env.var_to_range[ours] = theirs.var_to_range[symbol]
         for guard in theirs.guards:
-            if guard.expr.free_symbols <= values.keys():
+            if guard.expr.free_symbols <= self._values.keys():
                 self.shape_env.evaluate_expr(guard.expr.xreplace(self._opened))
-        self._sizes = [self.number(size.node.expr, values) for size in captured]
+        self._sizes = [self.number(size) for size in captured]
         self._known = self._guarded()
 
     def symbols(self) -> set[Any]:
@@ -117,10 +118,16 @@ class FakeWorld:
     def _guarded(self) -> tuple[Any, ...]:
         return (len(self.shape_env.guards), {ours: self.shape_env.var_to_range[ours] for ours in self._opened.values()})
 
-    def number(self, expression: Any, values: Mapping[Any, int]) -> Any:
-        """The size *expression* of the capture, all of whose symbols have *values*: an int, or a size of this world."""
-        value = int(expression.xreplace(values))
-        ours = expression.xreplace(self._opened)
+    def knows(self, number: Any) -> bool:
+        """Whether *number* is an int, or a size of the capture that follows from the values."""
+        return not isinstance(number, torch.SymInt) or as_int(number, self._values) is not None
+
+    def number(self, size: Any) -> Any:
+        """The *size* of the capture in this world: an int, or a size with symbols that are open."""
+        value = as_int(size, self._values)
+        if value is None:
+            raise StaysSymbolicError(f"the size {size} does not follow from the sizes of the inputs")
+        ours = size.node.expr.xreplace(self._opened)
         return value if not self._opened or ours.is_number else self.shape_env.create_symintnode(ours, hint=value)
 
     def condition(self) -> Callable[[Sequence[int]], bool] | None:
@@ -161,8 +168,8 @@ class FakeWorld:
         """
         node: Any = placeholder
         if isinstance(captured, torch.SymInt):
-            if twins.knows(captured):
-                return twins.of(captured)
+            if self.knows(captured):
+                return self.number(captured)
             return self.open_number(int(captured.node.hint), node._dynamo_source)
         if not is_description(description):
             return description
@@ -178,13 +185,12 @@ class FakeWorld:
 class Twins:
     """The fake tensors of a world: a twin for each captured tensor. Twins share memory as the captured tensors do.
 
-    They are of the fake mode of *world*, and *values* has the number of each symbol.
+    They are of the fake mode of *world*.
     """
 
-    def __init__(self, values: Mapping[Any, int], world: FakeWorld) -> None:
+    def __init__(self, world: FakeWorld) -> None:
         from torch._subclasses.meta_utils import MetaConverter
 
-        self._values = values
         self._world = world
         self._converter: Any = MetaConverter()
         self._descriptions: dict[int, Any] = {}
@@ -206,7 +212,7 @@ class Twins:
             if id(leaf) not in self._made:
                 self._made[id(leaf)] = self.of_description(self._descriptions[id(leaf)])
             return self._made[id(leaf)]
-        return self._number(leaf) if isinstance(leaf, torch.SymInt) else leaf
+        return self._world.number(leaf) if isinstance(leaf, torch.SymInt) else leaf
 
     def of_description(self, description: Any) -> torch.Tensor:
         """The tensor that *description* describes with symbols."""
@@ -217,7 +223,7 @@ class Twins:
             with no_dispatch():
                 return FakeTensor(self._world.mode, meta(), device)
 
-        static = self._static(_alone_where_needed(description, self._values))
+        static = self._static(_alone_where_needed(description, self._world))
         made: Any = self._converter.meta_tensor(static, None, fake, None, None)
         if made is NotImplemented:
             raise NotImplementedError(f"torch makes no fake tensor for {static.type or static.layout}")
@@ -228,19 +234,10 @@ class Twins:
             raise StaysSymbolicError(f"a {type(made).__name__} keeps the symbols {', '.join(sorted(map(str, left)))}")
         return made  # type: ignore[no-any-return]
 
-    def knows(self, number: Any) -> bool:
-        """Whether a captured size follows from the values."""
-        return as_int(number, self._values) is not None
-
-    def _number(self, number: Any) -> Any:
-        if not self.knows(number):
-            raise StaysSymbolicError(f"the size {number} does not follow from the sizes of the inputs")
-        return self._world.number(number.node.expr, self._values)
-
     def _static(self, value: Any) -> Any:
         """*value*, a description or a part of one, without symbols."""
         if isinstance(value, torch.SymInt):
-            return self._number(value)
+            return self._world.number(value)
         if isinstance(value, torch.Size):
             return torch.Size([self._static(item) for item in value])
         if isinstance(value, tuple | list):
@@ -268,32 +265,26 @@ class Twins:
         return twin
 
 
-def _alone_where_needed(description: Any, values: Mapping[Any, int]) -> Any:
+def _alone_where_needed(description: Any, world: FakeWorld) -> Any:
     """*description* without its base, if the sizes of the base do not follow from the inputs.
 
     Dynamo gives the base of an input symbols that no input binds. Memory that inputs share stays shared; its size
     beyond what the inputs use does not matter.
     """
     changes: dict[str, Any] = {}
-    if description.base is not None and _unknown(description.base, values):
+    if description.base is not None and _unknown(description.base, world):
         changes |= {"base": None, "is_view": False, "creation_meta": None}
     storage = description.storage
-    if storage is not None and _is_unknown(storage.size, values):
+    if storage is not None and not world.knows(storage.size):
         changes["storage"] = dataclasses.replace(storage, size=0)
     return dataclasses.replace(description, **changes) if changes else description
 
 
-def _unknown(description: Any, values: Mapping[Any, int]) -> bool:
+def _unknown(description: Any, world: FakeWorld) -> bool:
     numbers = [*description.size, *(description.stride or ()), description.storage_offset]
     if description.storage is not None:
         numbers.append(description.storage.size)
-    return any(_is_unknown(number, values) for number in numbers) or (
-        description.base is not None and _unknown(description.base, values)
-    )
-
-
-def _is_unknown(number: Any, values: Mapping[Any, int]) -> bool:
-    return isinstance(number, torch.SymInt) and as_int(number, values) is None
+    return not all(map(world.knows, numbers)) or (description.base is not None and _unknown(description.base, world))
 
 
 class CaptureContext:
