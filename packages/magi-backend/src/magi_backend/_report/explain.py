@@ -173,39 +173,6 @@ class Report:
             yield _NOTHING
 
 
-class CompiledAgain:
-    """*original*, compiled as *how* says, from a code object that is new to Dynamo.
-
-    Dynamo keeps compiled code with the code object of the function, and stops compiling one for which it keeps too
-    much. So this compiles a copy of the function, or of the ``forward`` of a module.
-    """
-
-    def __init__(self, original: Callable[..., Any], how: _torch_compat.values.CompiledBy) -> None:
-        module, self._forward = module_of(original), None
-        if module is not None and "forward" not in vars(module) and isinstance(module.forward, types.MethodType):
-            self._forward = _copied(module.forward)
-        with self._with_own_forward():
-            own = original if module is not None else _copied(original)
-            self._compiled = how.make(own, _with_own_identity(how.backend))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the compiled function."""
-        with self._with_own_forward(), _torch_compat.values.many_recompilations():
-            return self._compiled(*args, **kwargs)
-
-    @contextlib.contextmanager
-    def _with_own_forward(self) -> Iterator[None]:
-        if self._forward is None:
-            yield
-            return
-        attributes = vars(self._forward.__self__)
-        attributes["forward"] = self._forward
-        try:
-            yield
-        finally:
-            del attributes["forward"]
-
-
 def _with_own_identity(backend: Callable[..., Any]) -> Callable[..., Any]:
     """*backend* as another object, so that Dynamo does not use code that another backend compiled.
 
@@ -379,7 +346,10 @@ def _check_options(
 
 
 def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """*original* compiled again as *compiled* was.
+    """*original* compiled again as *compiled* was, from a code object that is new to Dynamo.
+
+    Dynamo keeps compiled code with the code object of the function, and stops compiling one for which it keeps too
+    much. So this compiles a copy of the function, or of the ``forward`` of a module.
 
     Raises:
         TargetError: Another backend compiled it.
@@ -392,7 +362,29 @@ def _compiled_again(original: Callable[..., Any], compiled: Callable[..., Any]) 
             f"explain: {name} was compiled by {by}, and what that did is not on record here. Explain the function "
             f'itself: explain({name}), or what torch.compile({name}, backend="magi") returns.'
         )
-    return CompiledAgain(original, how)
+    module, forward = module_of(original), None
+    if module is not None and "forward" not in vars(module) and isinstance(module.forward, types.MethodType):
+        forward = _copied(module.forward)
+
+    @contextlib.contextmanager
+    def with_own_forward() -> Iterator[None]:
+        if forward is None:
+            yield
+            return
+        vars(module)["forward"] = forward
+        try:
+            yield
+        finally:
+            del vars(module)["forward"]
+
+    with with_own_forward():
+        again = how.make(original if module is not None else _copied(original), _with_own_identity(how.backend))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with with_own_forward(), _torch_compat.values.many_recompilations():
+            return again(*args, **kwargs)
+
+    return call
 
 
 def _name(fn: object) -> str:
