@@ -135,7 +135,7 @@ TORN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no header": (lambda folder: with_digest(folder, b"notes"), "it has no header of magi_backend.save"),
     "leads out of the caches": (
-        lambda folder: with_digest(folder, _warm.Entry("file", "../evil.so", _warm.made_for(), b"").packed()[1]),
+        lambda folder: with_digest(folder, _warm.Entry("file", "../evil.so", b"").packed()[1]),
         "it names ../evil.so, which is outside of the folder of the caches",
     ),
 }

@@ -59,18 +59,16 @@ class Entry:
     Attributes:
         kind: ``"graph"``, ``"instructions"``, ``"file"`` of Inductor's folder, or a kind of torch's caches.
         name: What it is among those of its kind: a key, or a path.
-        made_for: What its code was compiled for, by title.
         content: What it holds.
     """
 
     kind: str
     name: str
-    made_for: Mapping[str, str]
     content: bytes
 
     def packed(self) -> tuple[str, bytes]:
         """The name and the content of its file."""
-        header = {"format": FORMAT, "kind": self.kind, "name": self.name, "made_for": dict(self.made_for)}
+        header = {"format": FORMAT, "kind": self.kind, "name": self.name, "made_for": made_for()}
         data = json.dumps(header, sort_keys=True).encode() + b"\n" + self.content
         return hashlib.sha256(data).hexdigest(), data
 
@@ -223,7 +221,7 @@ def unpacked(name: str, data: bytes) -> Entry:
         raise ValueError(f"its format is {told['format']}, and this release reads {FORMAT}")
     if unlike := _unlike(told["made_for"], made_for()):
         raise ValueError(unlike)
-    return Entry(told["kind"], told["name"], told["made_for"], content)
+    return Entry(told["kind"], told["name"], content)
 
 
 def save(folder: str | os.PathLike[str]) -> int:
@@ -272,21 +270,19 @@ def save(folder: str | os.PathLike[str]) -> int:
 
 
 def _entries() -> Iterator[Entry]:
-    here = made_for()
     for kind, key, content in _torch_compat.caches.cache_entries():
-        yield Entry(kind, key, here, content)
+        yield Entry(kind, key, content)
     for path in _files():
-        yield Entry("file", str(path.relative_to(_cache())), here, path.read_bytes())
+        yield Entry("file", str(path.relative_to(_cache())), path.read_bytes())
     if names := _torch_compat.caches.vector_instructions():
-        yield Entry("instructions", " ".join(names), here, json.dumps(names).encode())
+        yield Entry("instructions", " ".join(names), json.dumps(names).encode())
     with _known.lock:
         compiled = {text: list(logs) for text, logs in _known.compiled.items()}
     for text, logs in compiled.items():
         outcomes = [log.counts["sizes"]() for log in logs if "sizes" in log.counts]
         hot = {tuple(n for _, n in use.sizes) for each in outcomes for use in each.uses if use.has_code}
         facts = json.loads(text)
-        held = json.dumps({"facts": facts, "hot": sorted(hot)})
-        yield Entry("graph", facts["function"], here, held.encode())
+        yield Entry("graph", facts["function"], json.dumps({"facts": facts, "hot": sorted(hot)}).encode())
 
 
 def _cache() -> Path:
