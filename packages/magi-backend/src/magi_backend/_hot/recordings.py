@@ -55,16 +55,9 @@ class _Parts:
 
     inputs = GraphInputs((), (), (), differentiates=False)
 
-    def compiled(self, key: Any, *_: object, **__: object) -> Callable[[Any], Any]:
-        return _Recorded(key[0].it.record())
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    recording: Recording
-
-    def __call__(self, given: Any) -> Any:
-        return self.recording(given[1])
+    def compiled(self, key: Any, *_: object, **__: object) -> Recording:
+        made: Recording = key[0].it.record()
+        return made
 
 
 class RecordingTable(SizeTable):
@@ -115,7 +108,7 @@ class RecordingTable(SizeTable):
             if code is None or not recording.is_usable():
                 return self._other(part, key, inputs)
             code.hits += 1
-            return code.run((part, inputs))  # type: ignore[misc, arg-type]
+            return code.run(inputs)  # type: ignore[misc]
 
         weakref.finalize(call, self._gone.append, part)
         return call
@@ -128,13 +121,17 @@ class RecordingTable(SizeTable):
         self._forget_gone()
         return self._run(self._made_now(key), key, (part, inputs))
 
+    def _inputs_of(self, args: tuple[Any, ...]) -> list[Any]:
+        _, inputs = args
+        return inputs  # type: ignore[no-any-return]
+
     def _run(self, code: Size | None, key: Key, args: tuple[Any, ...]) -> Any:
         """Run a call. If it fails to be captured, it has not run on the device, and runs without a graph.
 
         So does the size from then on, whether it was the capture or the warm-up that failed.
         """
-        made = code.run if code is not None and self._others.get(key) is code else None
-        if not isinstance(made, _Recorded) or made.recording.was_captured():
+        made: Any = code.run if code is not None and self._others.get(key) is code else None
+        if made is None or made.was_captured():
             return super()._run(code, key, args)
         part, inputs = args
         lock = state.compile_lock()
@@ -147,7 +144,7 @@ class RecordingTable(SizeTable):
         except Exception as error:
             with self._lock:
                 self._drop(key, self._others.pop(key), failed=reason_of(error))
-            if not made.recording.was_captured():
+            if not made.was_captured():
                 raise  # it ran, and it may be an error of the model
             self._count_failure()
             self._warn_of_failure(key, reason_of(error), error)
@@ -180,12 +177,11 @@ class RecordingTable(SizeTable):
             super()._make_room(key, size)
 
     def _drop(self, key: Key, code: Size, failed: str = "") -> None:
-        made = code.run
+        made: Any = code.run
         super()._drop(key, code, failed)
-        assert isinstance(made, _Recorded)
-        self._keeps_pool = made.recording
-        if not made.recording.drop():
-            self._leaving.append(made.recording)
+        self._keeps_pool = made
+        if not made.drop():
+            self._leaving.append(made)
 
     def named(self, key: Any) -> tuple[tuple[str, int], ...]:
         """The ints in *key* with their names."""

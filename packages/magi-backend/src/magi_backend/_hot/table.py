@@ -77,7 +77,7 @@ class Choices:
             taken = choose()
             self._taken.setdefault(region.frame, []).append(taken)
             return taken
-        return next(self._replayed.setdefault(region.hook, iter(self._taken.get(region.frame, ()))), None)
+        return next(self._replayed.setdefault(hooks[0], iter(self._taken.get(region.frame, ()))), None)
 
 
 @dataclass(slots=True)
@@ -203,9 +203,7 @@ class SizeTable:
         if code is None or code.run is None:
             return self.general(*args) if not self.hot_sizes else self._run_general(key, args)
         code.hits += 1
-        inputs = list(args)
-        for size in reversed(self.captured.inputs.sizes):
-            del inputs[size.place]
+        inputs = self._inputs_of(args)
         if self._others.get(key) is not code:
             return code.run(inputs)
         in_turn = InTurn.launches
@@ -221,6 +219,13 @@ class SizeTable:
                 self._compile_seconds += seconds - min(code.own, code.general)
                 self._judge(key, code)
         return result
+
+    def _inputs_of(self, args: tuple[Any, ...]) -> list[Any]:
+        """What code of one size gets of *args*."""
+        inputs = list(args)
+        for size in reversed(self.captured.inputs.sizes):
+            del inputs[size.place]
+        return inputs
 
     def _run_general(self, key: Key, args: tuple[Any, ...]) -> Any:
         """Run the code for any size, and note what that costs."""

@@ -161,12 +161,10 @@ class Region:
     Attributes:
         frame: An object that its forward and its recomputations share; None if this torch does not have it.
         recomputes: Whether this is a recomputation.
-        hook: An object of the forward or of one recomputation.
     """
 
     frame: Any
     recomputes: bool
-    hook: Any
 
 
 def checkpoint_region(hooks: Any) -> Region | None:
@@ -174,14 +172,13 @@ def checkpoint_region(hooks: Any) -> Region | None:
 
     Its hooks are closures: that of the forward over ``frame``, that of a recomputation over ``target_frame_ref``.
     """
-    hook = hooks[0]
-    inner: Any = inspect.unwrap(hook)
+    inner: Any = inspect.unwrap(hooks[0])
     if getattr(inner, "__module__", "") != "torch.utils.checkpoint":
         return None
     code = getattr(inner, "__code__", None)
     cells = dict(zip(code.co_freevars, inner.__closure__ or (), strict=True)) if code is not None else {}
     if "frame" in cells:
-        return Region(cells["frame"].cell_contents, recomputes=False, hook=hook)
+        return Region(cells["frame"].cell_contents, recomputes=False)
     if "target_frame_ref" in cells:
-        return Region(cells["target_frame_ref"].cell_contents(), recomputes=True, hook=hook)
-    return Region(None, recomputes=False, hook=hook)
+        return Region(cells["target_frame_ref"].cell_contents(), recomputes=True)
+    return Region(None, recomputes=False)
