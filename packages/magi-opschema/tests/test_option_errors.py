@@ -27,6 +27,7 @@ from magi_opschema import (
     register_vmap,
     release_object,
 )
+from magi_opschema._ops import catalogue
 from magi_opschema.errors import OpSchemaError, OptionError
 from torch import Tensor
 
@@ -220,6 +221,12 @@ def test_unknown_op() -> None:
         annotate(plain, "key", "text")
     with pytest.raises(LookupError, match="is not an op that magi-opschema registered."):
         register_vmap(len, lambda *args: args)
+
+
+def test_the_name_of_an_operator_itself_is_not_searched_among_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "nearest", lambda *_: pytest.fail("a backend asks this for each node of a graph"))
+    with pytest.raises(errors.UnknownOpError, match="registered. Register it with @magi_register_custom_op first."):
+        op_def(torch.ops.aten.add.Tensor)
 
 
 NO_FUNCTION: Any = 3

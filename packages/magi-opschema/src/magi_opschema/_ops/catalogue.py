@@ -128,7 +128,9 @@ def op_def(op: object) -> OpDef:
     try:
         return OPS[name]
     except KeyError:
-        hint = nearest(name, OPS) or " Register it with @magi_register_custom_op first."
+        # Only text can be misspelt. The search takes a millisecond, and a backend asks for each node of a graph.
+        near = nearest(name, OPS) if isinstance(op, str) else ""
+        hint = near or " Register it with @magi_register_custom_op first."
         raise UnknownOpError(f"'{name}' is not an op that magi-opschema registered.{hint}") from None
 
 
