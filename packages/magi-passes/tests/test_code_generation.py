@@ -378,10 +378,19 @@ def test_blocks_are_those_that_torch_finds(index: Any) -> None:
 def test_dimensions_whose_sizes_are_sums_are_joined(sizes: list[Any], scale: Any) -> None:
     strides = [scale * sympy.prod(sizes[at + 1 :]) for at in range(len(sizes))]
     index = sympy.Add(*(term.expand() for term in sympy.Add.make_args(_index_of(sizes, strides))))
-    assert (
-        _torch_compat.kernels.joined_sums(index + 7, join_dimensions) == (scale * INDEX).expand() + 7 or scale == Z + 1
-    )
-    assert (_torch_compat.kernels.joined_sums(index, join_dimensions) - scale * INDEX).expand() == 0
+    assert _torch_compat.kernels.joined_sums(index + 7) == (scale * INDEX).expand() + 7 or scale == Z + 1
+    assert (_torch_compat.kernels.joined_sums(index) - scale * INDEX).expand() == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([X, Y, Z, sympy.Integer(3), sympy.Integer(8)]), min_size=2, max_size=4), st.data())
+def test_what_torch_joins_is_joined(sizes: list[Any], data: Any) -> None:
+    strides = [
+        data.draw(st.sampled_from([sympy.prod(sizes[at + 1 :]), 5 * sympy.prod(sizes[at + 1 :]), X, sympy.S.One]))
+        for at in range(len(sizes))
+    ]
+    index = _index_of(sizes, strides) + data.draw(st.sampled_from([0, 7, Y, ModularIndexing(INDEX, 3, 2)]))
+    assert _torch_compat.kernels.joined_sums(index) == join_dimensions(index)
 
 
 @settings(deadline=None)
@@ -392,7 +401,7 @@ def test_what_is_joined_is_the_same_number(sizes: list[Any], data: Any) -> None:
         for at in range(len(sizes))
     ]
     index = _index_of(sizes, strides).expand()
-    joined = _torch_compat.kernels.joined_sums(index, join_dimensions)
+    joined = _torch_compat.kernels.joined_sums(index)
     for at in range(0, 90, 7):
         numbers = {INDEX: at, X: 2 + at % 5, Y: 3 + at % 4, Z: 4}
         assert joined.subs(numbers) == index.subs(numbers)
