@@ -32,6 +32,7 @@ from torch._inductor.sizevars import SizeVarAllocator, join_dimensions
 from torch._inductor.virtualized import V
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.functions import (
     FloatTrueDiv,
@@ -448,3 +449,28 @@ def test_many_dimensions_are_matched_at_once(inductor: Any) -> None:
             return BlockPatternMatcher.match_mod_div_block_expr(index, INDEX, numel, 8)
 
     assert _while_compiling(match)[:2] == (sizes, strides)
+
+
+def test_sympy_remembers_more_while_a_graph_is_compiled(inductor: Any) -> None:
+    def made_anew() -> int:
+        """How many of 2,000 sums are made a second time."""
+        sums = [[INDEX + number for number in range(10_000, 12_000)] for _ in range(2)]
+        return sum(first is not second for first, second in zip(*sums, strict=True))
+
+    assert made_anew() > 0
+    assert _while_compiling(made_anew) == 0
+    assert made_anew() > 0
+
+
+def test_a_size_is_written_as_text_once(inductor: Any) -> None:
+    shape_env = ShapeEnv()
+    size = 2 * _size(shape_env, 4) + _size(shape_env, 7)
+
+    def texts() -> tuple[str, str]:
+        first, second = (SymNode(size, shape_env, int, None) for _ in range(2))
+        return str(first), str(second)
+
+    first, second = _while_compiling(texts)
+    assert first is second
+    first, second = texts()
+    assert first is not second

@@ -418,7 +418,7 @@ def around_compile_fx(compile_fx: Callable[..., Any], args: tuple[Any, ...], kwa
             with within(call=call), _passes_named(own.records):
                 return inner_compile(*inner_args, **inner_kwargs)
 
-        with within(call=call), _passes_named(own.records):
+        with within(call=call), _passes_named(own.records), _torch_compat.compiling.more_symbolic_results():
             changed = {"inner_compile": in_this_call, "config_patches": {**patches, **hooks}}
             result = compile_fx(*args, **{**kwargs, **changed})
             for hook in () if call.graphs else hooks.values():
@@ -460,10 +460,9 @@ def around_inner_compile(
             _refuse_to_lose_passes()
         before = compilation.start if hooks else None
         try:
-            with within(compilation=compilation):
+            with within(compilation=compilation), _torch_compat.compiling.more_symbolic_results():
                 result = inner(gm, example_inputs, **kwargs)
         finally:
-            _torch_compat.compiling.forget_symbolic_results()
             if before is not None:
                 _torch_compat.config.restore_overrides(before)
             elif compilation.has_passes:
