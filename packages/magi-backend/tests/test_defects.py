@@ -549,16 +549,13 @@ def test_a_guard_that_is_too_long_stays() -> None:
     assert computed_once(guards) == guards
 
 
-SIZES = st.recursive(
+NUMBERS: st.SearchStrategy[str] = st.recursive(
     st.sampled_from(["n", "m", "L['x'].size()[0]", "2", "(-1)"]),
-    lambda inner: st.tuples(inner, st.sampled_from(["+", "*", "-", "//", "%"]), inner).map(
-        lambda of: f"({' '.join(of)})"
-    ),
+    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from(["+", "*", "-", "//", "%"]), inner),
     max_leaves=6,
 )
-GUARDS = st.one_of(
-    st.tuples(SIZES, st.sampled_from(["<", "<=", "==", "!="]), SIZES).map(" ".join),
-    st.tuples(SIZES, SIZES).map(lambda of: f"n == 0 or {of[0]} < {of[1]}"),
+GUARDS = st.builds("{} {} {}".format, NUMBERS, st.sampled_from(["<", "<=", "==", "!="]), NUMBERS) | st.builds(
+    "n == 0 or {} < {}".format, NUMBERS, NUMBERS
 )
 
 
@@ -578,11 +575,14 @@ def test_guards_ask_what_they_asked(guards: list[str], n: int, m: int) -> None:
 
 @pytest.mark.parametrize("backend", ["magi", "inductor"])
 def test_guards_of_layers_share_their_sizes(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = list[str]()
-    build = guards_of_dynamo.build_guard_function
-    monkeypatch.setattr(
-        guards_of_dynamo, "build_guard_function", lambda *args: (made := build(*args), sources.append(made[1]))[0]
-    )
+    sources, build = list[str](), guards_of_dynamo.build_guard_function
+
+    def noted(code_parts: list[str], closure_args: str) -> tuple[str, str]:
+        body, source = build(code_parts, closure_args)
+        sources.append(source)
+        return body, source
+
+    monkeypatch.setattr(guards_of_dynamo, "build_guard_function", noted)
     net = nn.Sequential(*(nn.Conv2d(4, 4, 3, stride=2, padding=1) for _ in range(3)))
     compiled = torch.compile(net, backend=backend, dynamic=True)
     for side in (65, 97):
