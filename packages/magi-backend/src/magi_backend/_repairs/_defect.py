@@ -40,8 +40,8 @@ class Defect:
         is_torch_concerned: Asked when a compilation starts: whether torch's own way, as it is configured by the user,
             meets the defect. Otherwise only what this backend turns on needs the repair, and the report is silent.
         is_of_joint_graphs: Whether it is met in the passes over the graph of forward and backward together too.
-        is_in_capture: Whether the repair is one of what Dynamo does before it calls a backend. Its functions are called
-            for every backend, and where a graph is captured they say by `note_in_capture` that it mattered.
+        is_in_capture: Whether the repair is one of what Dynamo does before it calls a backend, or after that. Its
+            functions are called for every backend. Those of before say by `note_in_capture` that it mattered.
         when_replaced: Called when torch's functions have been replaced.
     """
 

@@ -192,7 +192,7 @@ def _ask_once(original: Callable[..., None], builder: Any, code_parts: list[str]
     Each call checks them first. Dynamo writes them as Python expressions, and its ``PyExprCSEPass`` keeps what several
     of them look up or call, not what they compute. For each convolution, torch asks whether 32 bits suffice for the
     place of the last element, so the sizes of a net's layers are computed many times: the 133 guards of a MobileNetV3
-    take 0.29 ms, and 0.04 so.
+    take 106 µs, and 15 so.
     """
     if is_our_backend(getattr(builder.check_fn_manager.output_graph, "compiler_fn", None)):
         code_parts = computed_once(code_parts)
