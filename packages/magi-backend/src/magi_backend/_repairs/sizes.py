@@ -234,7 +234,8 @@ def computed_once(guards: Sequence[str]) -> list[str]:
         # What stands behind ``and``, ``or`` or ``if`` may never be computed.
         compared = [t.body for t in trees if isinstance(t.body, ast.Compare) and len(t.body.comparators) == 1]
         for guard in compared:
-            count(guard.left), count(guard.comparators[0])
+            for side in (guard.left, guard.comparators[0]):
+                count(side)
     except RecursionError:  # a sum of a thousand terms, which torch leaves as it is too
         return list(guards)
     for guard in compared:
