@@ -420,9 +420,8 @@ def test_what_is_joined_is_the_same_number(sizes: list[Any], data: Any) -> None:
     ],
 )
 def test_rows_times_their_length_are_written_as_the_number_of_elements(rows: Any, length: Any) -> None:
-    memo: dict[Any, Any] = {}
-    of_rows, of_length = _torch_compat.kernels.as_products([rows, length], memo)
-    (whole, one) = _torch_compat.kernels.as_products([(rows * length).expand(), sympy.S.One], memo)
+    of_rows, of_length = _torch_compat.kernels.as_products([rows, length])
+    (whole, one) = _torch_compat.kernels.as_products([(rows * length).expand(), sympy.S.One])
     assert (of_rows * of_length, one) == (whole, 1)
 
 

@@ -17,6 +17,9 @@ import torch
 
 install_lock = threading.Lock()
 
+MOST_REMEMBERED = 10_000
+"""How many results are kept of a function of expressions, which is asked again for each node that may be fused."""
+
 
 def replace(owner: Any, name: str, repaired: Callable[..., Any], memo_of_current: Callable[[], Any]) -> None:
     """Replace *name* of a class or module by *repaired*, for compilations for which *memo_of_current* gives a dict.
@@ -219,12 +222,11 @@ def _gathers_more_than_once(node: Any) -> bool:
     return gathers > 1
 
 
-def _join_sums(_join: Any, memo: Any, index: Any) -> Any:
-    if ("joined", index) not in memo:
-        memo["joined", index] = joined_sums(index)
-    return memo["joined", index]
+def _join_sums(_join: Any, _memo: Any, index: Any) -> Any:
+    return joined_sums(index)
 
 
+@functools.lru_cache(MOST_REMEMBERED)
 def joined_sums(index: Any) -> Any:
     """*index* with each remainder and the quotient that belongs to it as one term, also where sizes are sums.
 
@@ -280,11 +282,13 @@ def _strides_of_simple_index(strides_of: Any, _memo: Any, kernel: Any, index: An
     return strides if 1 in strides.values() else strides_of(kernel, kernel.prepare_indexing(index))
 
 
-def _write_once(write: Any, memo: Any, size: Any) -> Any:
-    key = "text", size.pytype, size.expr  # 1 and 1.0 are equal
-    if key not in memo:
-        memo[key] = write(size)
-    return memo[key]
+def _write_once(_write: Any, _memo: Any, size: Any) -> str:
+    return _text_of(size.expr)
+
+
+@functools.lru_cache(MOST_REMEMBERED, typed=True)  # 1 and 1.0 are equal
+def _text_of(expr: Any) -> str:
+    return f"{expr}"
 
 
 def _simplify_maxima(simplify: Any, _memo: Any, sizevars: Any, expr: Any) -> Any:
@@ -304,16 +308,16 @@ MOST_TERMS = 40
 """The most terms of a number of elements that is factored: for so many it takes a few milliseconds."""
 
 
-def _group_by_factors(group: Any, memo: Any, scheduling: Any, sizes: Any) -> Any:
-    return tuple(as_products(group(scheduling, sizes), memo))
+def _group_by_factors(group: Any, _memo: Any, scheduling: Any, sizes: Any) -> Any:
+    return tuple(as_products(group(scheduling, sizes)))
 
 
-def _tile_by_factors(select: Any, memo: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _tile_by_factors(select: Any, _memo: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     tiling = select(cls, *args, **kwargs)
-    return type(tiling)(zip(tiling, as_products(tiling.values(), memo), strict=True))
+    return type(tiling)(zip(tiling, as_products(tiling.values()), strict=True))
 
 
-def as_products(counts: Iterable[Any], memo: Any) -> list[Any]:
+def as_products(counts: Iterable[Any]) -> list[Any]:
     """*counts*, sums among them as products, such that equal numbers are written alike when all are multiplied.
 
     Example: ``4*n + 4`` and ``n + 1`` become ``4*(n + 1)`` and ``n + 1``, which sympy multiplies to ``4*(n + 1)**2``.
@@ -321,29 +325,28 @@ def as_products(counts: Iterable[Any], memo: Any) -> list[Any]:
     """
     import sympy
 
-    products = [_factors(count, memo) for count in counts]
+    products = [_factors(count) for count in counts]
     if not sympy.Mul(*products).as_coeff_Mul()[1].is_Add:
         return products
     return [sympy.Mul(*each.args) if isinstance(each, sympy.Mul) else each for each in products]
 
 
-def _factors(count: Any, memo: Any) -> Any:
+@functools.lru_cache(MOST_REMEMBERED)
+def _factors(count: Any) -> Any:
     """*count* as a product, if it is a sum that is one."""
     import sympy
 
     if not isinstance(count, sympy.Add) or len(count.args) > MOST_TERMS:
         return count
-    if ("factors", count) not in memo:
-        memo["factors", count] = sympy.factor(count)
-    return memo["factors", count]
+    return sympy.factor(count)
 
 
-def _known_multiple(known: Any, memo: Any, sizevars: Any, whole: Any, part: Any) -> bool:
+def _known_multiple(known: Any, _memo: Any, sizevars: Any, whole: Any, part: Any) -> bool:
     import sympy
 
     is_known = known(sizevars, whole, part)
     is_sum = not is_known and isinstance(whole, sympy.Add)
-    return is_known or (is_sum and known(sizevars, _factors(whole, memo), _factors(part, memo)))
+    return is_known or (is_sum and known(sizevars, _factors(whole), _factors(part)))
 
 
 def _create_with_two_reductions(create: Any, _memo: Any, cls: Any, pointwise: Any, reduction: Any) -> Any:
@@ -377,7 +380,7 @@ def exact_tiling(tiling: Any, *, untiled: Any) -> Any:
     return type(tiling)({key: untiled if size is None else size for key, size in exact.items()})
 
 
-@functools.lru_cache(1000)
+@functools.lru_cache(MOST_REMEMBERED)
 def _cancelled(size: Any) -> Any:
     """*size*, with the quotients in it cancelled; None if one remains, which torch cannot print."""
     import sympy
