@@ -78,7 +78,8 @@ def _settling(original: Callable[[Any], None], kernel: Any) -> None:
 
 def _is_settled(kernel: Any) -> bool:
     """Whether each later call of *kernel* does nothing but launch the same code."""
-    # A launcher of the user's kernel may need Triton's allocator, and one that still tries configurations is no other.
+    # Launchers of the user's kernels are not static: they may need Triton's allocator. Neither are those of `InTurn`,
+    # which still try configurations.
     if len(kernel.launchers) != 1 or not getattr(kernel.launchers[0], "_is_static", False):
         return False
     searches = kernel.inductor_meta.get("coordinate_descent_tuning", False)
