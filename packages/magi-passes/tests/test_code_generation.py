@@ -240,8 +240,10 @@ def test_three_dimensions_only_where_nothing_is_reduced() -> None:
     assert launchable(THREE, is_reduction=True) == {"y": Z * Y, "x": X, "r0_": sympy.S.One}
     two = {"y": Y, "x": X}
     assert launchable(two, is_reduction=True) is two
-    channels = {"z": Z, "y": sympy.Integer(3), "x": X, "r0_": sympy.S.One}
-    assert launchable(channels, is_reduction=False) == {"y": 3 * Z, "x": X, "r0_": sympy.S.One}
+    colours = {"z": Z, "y": sympy.Integer(3), "x": X, "r0_": sympy.S.One}
+    assert launchable(colours, is_reduction=False) == {"y": 3 * Z, "x": X, "r0_": sympy.S.One}
+    channels = {"z": Z, "y": sympy.Integer(64), "x": X, "r0_": sympy.S.One}
+    assert launchable(channels, is_reduction=False) is channels
 
 
 @pytest.mark.parametrize(
