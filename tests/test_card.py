@@ -100,6 +100,16 @@ class Numbered(nn.Module):
         return places * w**3, F.pad(places, (1, 2), value=5) * w**3, places.flip(0) * w * w * w, stepped, rest
 
 
+class Counted(nn.Module):
+    """Numbers that are larger than 32 bits hold, computed from places alone, which torch computes in 32 bits."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        places = torch.arange(x.shape[0], device=x.device)
+        chosen = torch.where(x > 0, places, places + 1) * torch.where(x > 1, places, places + 2)
+        large = places * 40_000_000
+        return places**2 * 5_000 + chosen * 5_000, large % 7, -large, large.float().mean(), (places << 24) + 1
+
+
 def images(dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, ...]]:
     return [(torch.randn(2, 4, 5, 7).to(dtype),), (torch.randn(3, 4, 6, 9).to(dtype),)]
 
@@ -109,6 +119,13 @@ def test_sizes_that_a_padded_convolution_halves_agree() -> None:
     found, programs = compared(Halved(), images(), backend="magi", dynamic=True)
     assert found == []
     assert not programs.only_compiled
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_numbers_that_32_bits_do_not_hold_agree(dynamic: bool) -> None:
+    calls = [(torch.randn(size),) for size in (1000, 1500)]
+    assert compared(Counted(), calls, backend="magi", dynamic=dynamic)[0] == []
+    assert compared(Counted(), calls, backend="inductor", dynamic=dynamic)[0]
 
 
 def test_a_grid_of_three_dimensions_is_folded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

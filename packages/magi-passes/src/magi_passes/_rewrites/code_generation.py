@@ -155,12 +155,15 @@ class NDTilingWorkaroundPass(CheckedPass):
 
 @dataclass(frozen=True)
 class NarrowSizesPass(MagiInductorPass):
-    """Pass symbolic sizes to Triton kernels in 32 bits if the kernel counts its elements in 32 bits.
+    """Pass symbolic sizes to Triton kernels in 32 bits, and compute numbers in 64 that 32 bits do not hold.
 
-    Inductor passes them in 64 bits, so every index with a symbol is computed and divided in 64 bits. Guards ensure that
-    everything that a kernel computes from sizes stays below 2**31; a larger size compiles once more, with 64 bits where
-    they are needed. Places that a kernel computes with floats, as those that an interpolation reads from, have 32 bits
-    as well if the largest one fits. Nothing else in the kernel changes, and static graphs are not changed.
+    Inductor passes sizes in 64 bits, so every index with a symbol is computed and divided in 64 bits. Here a kernel
+    that counts its elements in 32 bits gets sizes in 32 bits. Guards ensure that everything that it computes from
+    sizes stays below 2**31; a larger size compiles once more, with 64 bits where they are needed. Places that a kernel
+    computes with floats, as those that an interpolation reads from, have 32 bits as well if the largest one fits.
+
+    Inductor computes a number such as ``torch.arange(n) * 40000`` in 32 bits where those count the elements, and does
+    not notice that it overflows. A kernel with such a number counts in 64 bits, in static graphs as well.
 
     Example:
         >>> from magi_passes import NarrowSizesPass, PassPipeline
@@ -168,16 +171,16 @@ class NarrowSizesPass(MagiInductorPass):
     """
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
-        """It applies if a size is a symbol, on a GPU, and the call of Inductor passed through this package."""
+        """It applies on a GPU, if the call of Inductor passed through this package."""
         values = [value for node in graph.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
-        if not any(value.device.type == "cuda" and has_free_symbols(value) for value in values):
-            return Reason(False, "no tensor of symbolic size on CUDA")
+        if not any(value.device.type == "cuda" for value in values):
+            return Reason(False, "no tensor on CUDA")
         if current().compilation is None:
             return Reason(False, "called outside of a compilation")
-        return Reason(True, "symbolic sizes")
+        return Reason(True, "symbolic sizes" if any(map(has_free_symbols, values)) else "numbers may need 64 bits")
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
-        """Make code generation pass sizes in 32 bits."""
+        """Make code generation choose the width of sizes and numbers."""
         compilation = current().compilation
         if compilation is not None:
             compilation.memos.setdefault("narrow sizes", {})

@@ -28,8 +28,8 @@ def install_grids(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
     Where a flat kernel finds the place of an element by dividing by a symbolic size, it takes one dimension for each
     such size, in graphs without convolutions as well (`_tile_to_save_divisions`): a batch norm and ReLU of regnety_032
     take 11 us in place of 22, rotary embeddings of a Llama 4.5 in place of 10, and the biases of T5's attention 70 in
-    place of 148 (89 with constant sizes; one H200, torch 2.11). A middle dimension that is a small number is merged into
-    the outer one, because it is fast to divide by, and a block of 16 rows of three channels is mostly empty.
+    place of 148 (89 with constant sizes; one H200, torch 2.11). A middle dimension that is a small number is merged
+    into the outer one, because it is fast to divide by, and a block of 16 rows of three channels is mostly empty.
 
     A pointwise node is not fused with a reduction if alone it is tiled in another way (`can_fuse` in codegen/simd.py).
     With more tilings to choose from, that left norms over channels, and of weights, in two kernels that stock fuses.
@@ -227,7 +227,7 @@ def _write_two_dimensions_together(write: Any, _memo: Any, *args: Any, **kwargs:
 
 def launchable_tiling(tiling: Any, *, is_reduction: bool) -> Any:
     """*tiling*, with z merged into y if something is reduced, or if y is so small a number that blocks stay empty."""
-    if "z" not in tiling or not (is_reduction or tiling["y"].is_number and tiling["y"] < 2 * CUBE):
+    if "z" not in tiling or not (is_reduction or (tiling["y"].is_number and tiling["y"] < 2 * CUBE)):
         return tiling
     rest = {key: size for key, size in tiling.items() if key not in "zy"}
     return type(tiling)({"y": tiling["z"] * tiling["y"], **rest})

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes and places in 32 bits, in kernels that count their elements in 32 bits.
+"""Sizes and places in 32 bits, in kernels that count their elements and hold their numbers in 32 bits.
 
 Run on torch 2.11 and 2.13, read in 2.10, 2.12 and 2.15.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -32,9 +31,9 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
     bits. The dict holds the answers so far.
 
     An address is a place in a tensor, so it fits whatever it is added up from. A number that is computed from sizes and
-    loop variables, ``torch.arange(n) * s0**3`` for example, may be larger than each of its parts: `index_expr` writes
-    those, and all of such a number has to fit. With `value_expr`, as in torch 2.13, it is widened before more is
-    computed from it; without, nothing but a size of 64 bits widens that, so sizes stay so.
+    loop variables, ``torch.arange(n) * 40000`` for example, may be larger than what it is computed from, and torch
+    computes it in 32 bits if the elements can be counted in 32 bits; up to 2.12 also the sum of such numbers. Where a
+    number need not fit, the kernel has 64 bits, also with constant sizes.
 
     Places that a kernel computes with floats, as those that an interpolation reads from, are 64-bit integers as well
     unless they are known to be small, and of symbolic sizes nothing is known (`indexing_dtype_strength_reduction` in
@@ -43,12 +42,13 @@ def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool]
     (0.78 with constant sizes; one H200, torch 2.11).
     """
     from torch._inductor.codegen import simd, triton
+    from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
 
     with install_lock:
         if not hasattr(triton.TritonKernel.rename_indexing, "__wrapped__"):
             replace(simd, "indexing_dtype_strength_reduction", _hold_places_narrow, memo_of_current)
             replace(triton.TritonKernel, "rename_indexing", _note_expression, memo_of_current)
-            replace(triton.TritonKernelOverrides, "index_expr", _note_number, memo_of_current)
+            replace(SIMDKernelFeatures, "select_index_dtype", _select_for_numbers, memo_of_current)
             replace(triton, "signature_to_meta", _declare_narrow, memo_of_current)
 
 
@@ -62,30 +62,54 @@ def _note_expression(rename: Any, _memo: Any, kernel: Any, index: Any) -> Any:
     return rename(kernel, index)
 
 
-def _note_number(write: Any, _memo: Any, cls: Any, expr: Any, dtype: Any) -> Any:
+def _select_for_numbers(select: Any, memo: Any, features: Any) -> torch.dtype:
+    if "_magi_passes_index_dtype" not in vars(features):
+        selected = select(features)
+        if selected == torch.int32 and not _all_fit(set(numbers_of(features)), memo):
+            selected = torch.int64
+        features._magi_passes_index_dtype = selected
+    return features._magi_passes_index_dtype  # type: ignore[no-any-return]
+
+
+def _all_fit(bounds: set[Any], memo: MutableMapping[Any, bool]) -> bool:
+    """Whether 32 bits hold each of *bounds*, if possible by one guard. Without guards, hints decide, as in torch."""
     import sympy
-    from torch._inductor.virtualized import V
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-    lengths = {counter: entry.length for counter, entry in V.kernel.range_tree_nodes.items()}
-    symbols, numbers = sympy.sympify(expr).free_symbols, vars(V.kernel).setdefault("_magi_passes_numbers", {})
-    if any(map(_is_size, symbols)):  # without a size, torch computes it in 32 bits as well
-        if not all(map(_is_size, symbols)):
-            bound = largest_of_index(expr, lengths)
-            numbers[bound if all(map(_is_size, bound.free_symbols)) else None] = None
-        if dtype == torch.int64 and not hasattr(cls, "value_expr") and _is_computed_with():
-            numbers[None] = None
-    return write(cls, expr, dtype)
+    def is_hinted(bound: Any) -> bool:
+        return not free_unbacked_symbols(bound) and _hint(bound) <= MAX_INT32
+
+    in_order = sorted(bounds, key=str)
+    return _fits(sympy.Add(*in_order), memo) or all(_fits(each, memo) or is_hinted(each) for each in in_order)
 
 
-def _is_computed_with() -> bool:
-    """Whether numbers are computed from what is written now, rather than that it is compared, chosen or a place."""
-    from torch._inductor.virtualized import V
+def numbers_of(features: Any) -> Iterator[Any]:
+    """An upper bound, made of sizes, of each number that a kernel computes from sizes and places in integers.
 
-    passed_on: list[Any] = [getattr(V.interpreter, "current_node", None)]  # templates have no loop body
-    for each in passed_on if None not in passed_on else ():
-        passed_on += [user for user in each.users if user.target in ("maximum", "minimum", "where")]
-    computing = ("add", "mul", "pow", "reduction", "sub")
-    return any(each is None or any(user.target in computing for user in each.users) for each in passed_on)
+    Of an expression such as ``40000*x0 % 7``, what the remainder is of is one of them.
+    """
+    import sympy
+
+    for node in features.scheduler_nodes():
+        body = node._body
+        known: dict[Any, Any] = {}
+        integers: dict[Any, bool] = {}
+        functions = (part for index in body.indexing_exprs.values() for part in index.atoms(sympy.Function, sympy.Rel))
+        parts = {arg for each in functions for arg in each.args if isinstance(arg, sympy.Expr) and not arg.is_Atom}
+        bounds = [largest_of_index(part, body.var_ranges) for part in parts]
+        # An expression is computed in integers whatever it is converted to.
+        bounds += [
+            _largest(each, body, known)
+            for each in body.get_nodes()
+            if each.target in _EXPRESSIONS or (each.target != "constant" and _is_integer(each, body, integers))
+        ]
+        # A loop variable is a place among the elements, which torch counts.
+        ranges = {*body.var_ranges.values(), features.numel, features.reduction_numel}
+        yield from (bound for bound in bounds if _is_of_sizes(bound) and bound not in ranges)
+
+
+def _is_of_sizes(bound: Any) -> bool:
+    return bound is not None and all(map(_is_size, bound.free_symbols))
 
 
 def _declare_narrow(declare: Any, memo: Any, signature: Any, *, size_dtype: Any, argdefs: Any, **rest: Any) -> Any:
@@ -100,9 +124,7 @@ def _declare_narrow(declare: Any, memo: Any, signature: Any, *, size_dtype: Any,
     ]
     if size_dtype == "tl.int32" and wide and "indices" not in rest:
         expressions: dict[Any, None] = getattr(V.kernel, "_magi_passes_expressions", {})
-        numbers: dict[Any, None] = getattr(V.kernel, "_magi_passes_numbers", {})
-        parts = (bound for index in expressions for bound in bounds_of_sizes(index))
-        if all(bound is not None and _fits(bound, memo) for bound in itertools.chain(parts, numbers)):
+        if all(_fits(bound, memo) for index in expressions for bound in bounds_of_sizes(index)):
             declared |= dict.fromkeys(wide, "i32")
     return declared
 
@@ -119,7 +141,8 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
     parts = list(index.args)
     if all(map(_is_size, index.free_symbols)):
         if not isinstance(index, sympy.Function) or index.is_integer:  # others are computed as floats
-            yield _without_signs(index.expand(), abs)
+            terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(index.expand()))
+            yield sympy.Add(*(abs(coefficient) * rest for coefficient, rest in terms))
         # A quotient of sizes may be small although its numerator is large.
         parts = [arg for function in sorted(index.atoms(sympy.Function), key=str) for arg in function.args]
     elif isinstance(index, (sympy.Add, sympy.Mul)):
@@ -128,14 +151,6 @@ def bounds_of_sizes(index: Any) -> Iterator[Any]:
         parts = [part for part in parts if part not in sizes]
     for part in parts:
         yield from bounds_of_sizes(part)
-
-
-def _without_signs(total: Any, size_of: Callable[[Any], Any]) -> Any:
-    """*total* with *size_of* each number that a term is multiplied by in its place."""
-    import sympy
-
-    terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(total))
-    return sympy.Add(*(size_of(coefficient) * rest for coefficient, rest in terms))
 
 
 def _is_size(symbol: Any) -> bool:
@@ -171,12 +186,19 @@ def guarded_to_fit(size: Any) -> bool:
     has_floats = size.has(sympy.Float) or not all(part.is_integer for part in size.atoms(sympy.Function))
     if shape_env.frozen or V.aot_compilation or free_unbacked_symbols(size) or has_floats:
         return False
-    # torch 2.12 has the first name; the second warns there from 2.13 on.
-    hint = getattr(shape_env, "guarding_hint_or_throw", None) or shape_env.size_hint
-    if hint(size) > MAX_INT32:
+    if _hint(size) > MAX_INT32:
         return False
     sizevars.check_leq(size, MAX_INT32)
     return True
+
+
+def _hint(size: Any) -> Any:
+    from torch._inductor.virtualized import V
+
+    sizevars = V.graph.sizevars
+    # torch 2.12 has the first name; the second warns there from 2.13 on.
+    hint = getattr(sizevars.shape_env, "guarding_hint_or_throw", None) or sizevars.shape_env.size_hint
+    return hint(sizevars.remove_precomputed_replacements(size).expand(identity=True))
 
 
 def _hold_places_narrow(reduce: Any, memo: Any, body: Any) -> None:
@@ -209,6 +231,35 @@ def _computed_from(node: Any) -> dict[Any, None]:
     return found
 
 
+_EXPRESSIONS = ("index_expr", "value_expr")
+_QUOTIENTS = ("floordiv", "mod", "remainder", "truncdiv")
+_NO_LARGER_THAN_SUM = {
+    "add",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "maximum",
+    "minimum",
+    "sub",
+    "where",
+    *_QUOTIENTS,
+}
+_IN_INTEGERS = {"abs", "bitwise_left_shift", "mul", "neg", "pow", "reduction", "to_dtype", *_NO_LARGER_THAN_SUM}
+
+
+def _is_integer(node: Any, body: Any, known: dict[Any, bool]) -> bool:
+    """Whether *node* of a loop body is an integer that is computed from sizes and places, or a constant one."""
+    if node not in known:
+        dtypes = [each for each in node.args if isinstance(each, torch.dtype)]
+        is_one = all(dtype != torch.bool and not dtype.is_floating_point for dtype in dtypes)
+        if is_one and node.target not in (*_EXPRESSIONS, "constant"):
+            operands = _operands(node, body)
+            is_computed = node.target in _IN_INTEGERS or node.target in body.subblocks
+            is_one = is_computed and bool(operands) and all(_is_integer(each, body, known) for each in operands)
+        known[node] = is_one
+    return known[node]
+
+
 def _largest(node: Any, body: Any, known: dict[Any, Any]) -> Any:
     """An upper bound of the absolute value of *node* of a loop body, made of sizes; None for what depends on data.
 
@@ -218,16 +269,21 @@ def _largest(node: Any, body: Any, known: dict[Any, Any]) -> Any:
 
     if node in known:
         return known[node]
-    of = [_largest(each, body, known) for each in _operands(node)]
-    bound, target = None, node.target
-    if target == "index_expr":
-        bound = largest_of_index(body.indexing_exprs[node.args[1].args[0]], body.var_ranges)
+    target, bound = node.target, None
+    of = [_largest(each, body, known) for each in _operands(node, body)]
+    if target in _EXPRESSIONS:
+        index = body.indexing_exprs[node.args[1].args[0]]
+        bound = largest_of_index(index, body.var_ranges) if isinstance(index, sympy.Expr) else None
     elif target == "constant":
         bound = math.ceil(abs(node.args[1])) if math.isfinite(node.args[1]) else None
-    elif None not in of and target in ("add", "sub", "maximum", "minimum"):
+    elif None not in of and (target in _NO_LARGER_THAN_SUM or target in body.subblocks):
         bound = sympy.Add(*of)
     elif None not in of and target == "mul":
         bound = sympy.Mul(*of)
+    elif None not in of and target == "reduction" and node.args[3] != "prod":
+        bound = sympy.Mul(*of, *(body.var_ranges[each] for each in body.reduce_vars))
+    elif None not in of and target in ("bitwise_left_shift", "pow", "reduction"):
+        bound = sympy.Integer(1 << 63)  # seldom asked for
     elif target == "truediv" and _is_no_fraction(node.args[2], body):
         bound = of[0]
     elif None not in of and target in ("abs", "ceil", "floor", "neg", "round", "to_dtype", "trunc"):
@@ -246,38 +302,47 @@ def _is_no_fraction(node: Any, body: Any, *, is_whole: bool = False) -> bool:
     is_whole |= target in ("add", "sub")
     if target not in ("add", "mul", "sub", "to_dtype"):
         return False
-    return all(_is_no_fraction(each, body, is_whole=is_whole) for each in _operands(node))
+    return all(_is_no_fraction(each, body, is_whole=is_whole) for each in _operands(node, body))
 
 
-def _operands(node: Any) -> list[Any]:
-    """What a call of a loop body is made of, behind the handler of operations."""
-    return [each for each in node.args[1:] if isinstance(each, torch.fx.Node)]
+def _operands(node: Any, body: Any) -> list[Any]:
+    """What a call of a loop body is made of, behind the handler of operations and the condition of a choice."""
+    chosen = node.args[2:] if node.target == "where" else node.args[1:]
+    if node.target in body.subblocks:  # the value where its condition holds is what a graph of its own returns
+        chosen = (*chosen, *next(iter(reversed(body.subblocks[node.target].graph.nodes))).args)
+    return [each for each in chosen if isinstance(each, torch.fx.Node)]
 
 
 def largest_of_index(index: Any, ranges: Mapping[Any, Any]) -> Any:
     """An upper bound of the absolute value of *index*, whose loop variables count up to their *ranges*.
 
-    Example: ``0.5*y - 3*h/n``, y below h, is at most ``h + 3*h``: no size that is divided by is less than 1.
-    What is left of ``y % n`` is less than ``n``, and a maximum or minimum is at most the sum of its parts.
+    Example: ``0.5*y - 3*h/n``, y below h, is at most ``h + 3*h``: no size that is divided by is less than 1. What is
+    left of ``y % n`` is less than ``n``, and a sum, choice, maximum or minimum is at most the sum of its parts.
     """
     import sympy
     from torch.utils._sympy import functions
 
-    quotients = (functions.FloatTrueDiv, functions.IntTrueDiv)
-    rounded = (functions.CeilToInt, functions.FloorToInt, functions.RoundToInt, functions.ToFloat, functions.TruncToInt)
-    remainders = (functions.Mod, functions.ModularIndexing, functions.PythonMod)
-    index = index.replace(lambda part: isinstance(part, remainders), lambda remainder: remainder.args[-1])
-    index = index.xreplace(dict(ranges))
-    index = index.replace(lambda part: isinstance(part, functions.FloorDiv), _largest_whole_quotient)
-    extremes = (functions.Max, functions.Min)
-    index = index.replace(lambda part: isinstance(part, extremes), lambda extreme: sympy.Add(*extreme.args))
-    index = index.replace(lambda part: isinstance(part, quotients), lambda quotient: quotient.args[0])
-    index = index.replace(lambda part: isinstance(part, rounded), lambda number: number.args[0] + 1)
-    return _without_signs(index.expand(identity=True), lambda coefficient: sympy.ceiling(abs(coefficient)))
-
-
-def _largest_whole_quotient(quotient: Any) -> Any:
-    from torch.utils._sympy.functions import FloorDiv
-
-    whole, part = quotient.args
-    return FloorDiv(_without_signs(whole.expand(identity=True), abs), part) + 1  # it is rounded down, also below 0
+    of = [largest_of_index(part, ranges) for part in index.args if isinstance(part, sympy.Expr)]
+    if index.is_number:
+        return sympy.ceiling(abs(index))
+    match index:
+        case sympy.Symbol():
+            return ranges.get(index, index)
+        case functions.Mod() | functions.ModularIndexing() | functions.PythonMod():
+            return of[-1]
+        case functions.FloorDiv() if not index.args[1].free_symbols & ranges.keys():
+            return functions.FloorDiv(of[0], index.args[1]) + 1  # it is rounded down, also below 0
+        case functions.FloorDiv() | functions.FloatTrueDiv() | functions.IntTrueDiv():
+            divisor = index.args[1]
+            return of[0] * (sympy.ceiling(1 / abs(divisor)) if divisor.is_number else 1) + 1
+        case sympy.Mul():
+            return sympy.Mul(*of)
+        case sympy.Pow() | functions.PowByNatural() if index.args[1].is_number:
+            return of[0] ** index.args[1] if index.args[1] > 0 else sympy.S.One
+        case sympy.Add() | sympy.Abs() | functions.Max() | functions.Min() | functions.Where() | functions.Identity():
+            return sympy.Add(*of)
+        case functions.CeilToInt() | functions.FloorToInt() | functions.RoundToInt():
+            return of[0] + 1
+        case functions.ToFloat() | functions.TruncToInt():
+            return of[0]
+    return sympy.Integer(1 << 63)
