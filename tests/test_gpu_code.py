@@ -260,14 +260,14 @@ def test_a_reduction_over_two_tiled_dimensions(fn: Any) -> None:
     assert all(each == {"i32"} for each in types_of_sizes(code))
 
 
-def blocks(code: str, folder: Path) -> dict[str, set[tuple[int, ...]]]:
-    """The blocks of x, y and z among which each kernel of three tile dimensions is tuned, by its name."""
+def blocks(code: str, folder: Path, dims: str = "XYZ") -> dict[str, set[tuple[int, ...]]]:
+    """The blocks along *dims* among which each kernel of these tile dimensions is tuned, by its name."""
     found = {}
     with mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu"), stub_driver():
         for name, source in re.findall(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\'", code, re.DOTALL):
             kwargs = [config.kwargs for config in getattr(module_of(source, folder), name).configs]
-            if "ZBLOCK" in kwargs[0]:
-                found[name] = {tuple(each[f"{dim}BLOCK"] for dim in "XYZ") for each in kwargs}
+            if kwargs[0].keys() == {f"{dim}BLOCK" for dim in dims}:
+                found[name] = {tuple(each[f"{dim}BLOCK"] for dim in dims) for each in kwargs}
     return found
 
 
@@ -310,6 +310,19 @@ def test_tiles_of_three_dimensions_are_tuned_among_the_blocks_that_can_suit(
     assert ours == {name: expected or seven}
     assert ours[name] <= seven
     assert [len(found) for found in untuned.values()] == [1]
+
+
+def test_tiles_of_two_dimensions_are_tuned_among_the_blocks_that_can_suit(tmp_path: Path) -> None:
+    """Rows of channels, scaled and shifted; and the same with one of them transposed, where all blocks stay."""
+    given = [torch.empty(shape, device="meta") for shape in ((5000, 512), (512,), (512,))]
+    two = {"triton.max_tiles": 2, "triton.prefer_nd_tiling": True}
+    code = generated(lambda x, w, b: torch.relu(x * w + b), *given, dynamic=True, backend="magi", options=two)
+    ((_, suitable),) = blocks(code, tmp_path, "XY").items()
+    assert suitable == {(64, 64), (256, 16), (512, 2)}
+    x, y = given[0], torch.empty(512, 5000, device="meta")
+    code = generated(lambda x, y, w: x + y.t() * w, x, y, given[1], dynamic=True, backend="magi", options=two)
+    ((_, every),) = blocks(code, tmp_path, "XY").items()
+    assert every > suitable
 
 
 def video(x: Tensor, *weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -266,6 +267,14 @@ def test_the_blocks_that_suit_a_kernel(rows: list[set[str]], expected: list[tupl
     assert len(every) == 7
     assert set(every) > set(expected)
     assert suitable({"z": 2, "y": 4, "x": 512}, [{"x"}])[1] == (256, 1, 1)
+
+
+def test_the_blocks_that_suit_a_kernel_of_two_dimensions() -> None:
+    suitable = functools.partial(_torch_compat.grids.suitable_blocks, {"y": 512, "x": 512})
+    assert suitable([{"x"}, {"x"}]) == [(64, 64), (256, 16), (1024, 1)]
+    assert suitable([{"y"}]) == [(64, 64), (16, 256), (1, 1024)]
+    for rows in ([{"x"}, {"y"}], [{"x"}, set()], []):
+        assert suitable(rows) == []  # those of torch
 
 
 def test_a_quotient_of_sizes_is_cancelled() -> None:

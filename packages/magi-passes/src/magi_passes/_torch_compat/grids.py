@@ -44,7 +44,10 @@ def install_grids(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None:
     A pointwise kernel with three tile dimensions is not tuned: it gets blocks of 16 by 16 by 16, each row of which is
     a quarter of what neighbouring threads could read together. Here it gets those of the seven blocks of
     `max_autotune_pointwise` that can suit it (`suitable_blocks`). A padded downsampling of Stable Diffusion's encoder
-    takes 0.38 ms in place of 0.58 (one H200, torch 2.11).
+    takes 0.38 ms in place of 0.58 (one H200, torch 2.11). One with two is tuned among six blocks, of which three suit
+    it if it reads and writes along one dimension. For each such kernel above 0.3 ms in 16 models one of the three was
+    the fastest, and the slowest of six took up to 16 times as long (one H100). On a GPU that others use, what is
+    measured of a small kernel is mostly their time, and any block may be chosen.
 
     Kernels that are written together, such as those of a foreach op, may have two tile dimensions each; one with three
     is launched on its own (`ComboKernel`, torch/_inductor/codegen/triton_combo_kernel.py). Here they get two.
@@ -132,7 +135,7 @@ CUBE, ROW = 16, 64
 
 
 def _note_access(access: Any, _memo: Any, kernel: Any, name: str, index: Any, *args: Any, **how: Any) -> Any:
-    if _has_three_dimensions(kernel):
+    if "y" in kernel.numels and not kernel.features.is_reduction():
         vars(kernel).setdefault("_magi_passes_rows", []).append((name, _rows_of(kernel, index)))
     return access(kernel, name, index, *args, **how)
 
@@ -162,24 +165,29 @@ def _rows_of(kernel: Any, index: Any) -> set[str] | None:
     return rows
 
 
-_POINTWISE = re.compile(r"pointwise\((\s*size_hints=)(\{.*?\})(.*?)(\s*)(min_elem_per_thread=\d+)", re.DOTALL)
-"""The first lines of a pointwise kernel behind ``@triton_heuristics.``. All releases; three dimensions have no hint."""
+_POINTWISE = re.compile(
+    r"pointwise\((\s*size_hints=)(\{.*?\})(?:, tile_hint=TileHint\.DEFAULT)?(,\s*filename.*?)(\s*)"
+    r"(min_elem_per_thread=\d+)",
+    re.DOTALL,
+)
+"""The first lines of a pointwise kernel behind ``@triton_heuristics.``. All releases; two dimensions have a hint."""
 
 
 def _write_tuned_kernel(write: Any, _memo: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
     from torch._inductor import config
     from torch._inductor.virtualized import V
 
-    is_tuned = _has_three_dimensions(kernel) and config.triton.autotune_pointwise
+    is_tuned = config.triton.autotune_pointwise
     # Hints ask for more blocks, and AMD's cards have other numbers of warps.
     is_stocks_choice = (
         config.max_autotune or config.max_autotune_pointwise or kernel.autotune_hints or torch.version.hip
     )
-    with config.patch(max_autotune_pointwise=True) if is_tuned else contextlib.nullcontext():
+    tunes_three = is_tuned and _has_three_dimensions(kernel)
+    with config.patch(max_autotune_pointwise=True) if tunes_three else contextlib.nullcontext():
         code: str = write(kernel, *args, **kwargs)
-    if is_tuned and not is_stocks_choice:
+    if is_tuned and not is_stocks_choice and "_magi_passes_rows" in vars(kernel):
         removed = V.graph.removed_buffers | kernel.removed_buffers
-        noted = vars(kernel).get("_magi_passes_rows", [])
+        noted = kernel._magi_passes_rows
         rows = [dims for name, dims in noted if dims is not None and name not in removed]
         return _POINTWISE.sub(functools.partial(_choose_blocks, rows), code)
     return code
@@ -189,31 +197,40 @@ def _choose_blocks(rows: Sequence[set[str]], first_lines: re.Match[str]) -> str:
     """The lines that have a kernel tuned among the blocks that suit *rows*, each block as `pointwise` makes it."""
     before, hints, rest, line, least = first_lines.groups()
     blocks = suitable_blocks(ast.literal_eval(hints), rows)
-    made = ", ".join(f"triton_heuristics.triton_config({hints}, {x}, {y}, {z}, {least})" for x, y, z in blocks)
+    if not blocks:
+        return first_lines.group()
+    made = ", ".join(
+        f"triton_heuristics.triton_config({hints}, {', '.join(map(str, block))}, {least})" for block in blocks
+    )
     kind = "triton_heuristics.HeuristicType.POINTWISE"
     # Inductor looks for the name with its @ where it names the kernel.
     source = "# of the blocks of @triton_heuristics.pointwise"
     return f"cached_autotune({before}{hints}{rest}{line}configs=[{made}],  {source}{line}heuristic_type={kind}"
 
 
-def suitable_blocks(sizes: Mapping[str, int], rows: Sequence[set[str]]) -> list[tuple[int, int, int]]:
+def suitable_blocks(sizes: Mapping[str, int], rows: Sequence[set[str]]) -> list[tuple[int, ...]]:
     """The blocks of x, y and z among which a pointwise kernel of the tile dimensions *sizes* is tuned.
 
     *rows* has the dimensions along which each load and each store walks through memory one by one. Neighbouring threads
     are to read along these, so a block that is longest along another dimension is not the fastest. With one such
     dimension a cube is not either, because its rows are short. With several, something is transposed, and a block of
     one row would read or write single numbers. A dimension as short as the cube needs no block that is long along it.
-    All blocks stay if something is read in another way: the fastest then depends on what a cache holds.
+    All blocks stay if something is read in another way: the fastest then depends on what a cache holds. Of two
+    dimensions those of torch, for which the list is empty, stay then and where something is transposed.
     """
     line = max(256, min(math.prod(sizes.values()) // 128, 1024))
+    dims = sorted(set().union(*rows)) if all(rows) else []
+    if "z" not in sizes:
+        along = {"x": [(256, 16), (line, 1)], "y": [(16, 256), (1, line)]}
+        return [(64, 64), *along[dims[0]]] if len(dims) == 1 else []
     cube, long = (CUBE, CUBE, CUBE), {"x": (ROW, 8, 8), "y": (8, ROW, 8), "z": (8, 8, ROW)}
     lines = {"x": (line, 1, 1), "y": (1, line, 1), "z": (1, 1, line)}
-    match sorted(set().union(*rows)) if all(rows) else []:
+    match dims:
         case []:
             return [cube, *long.values(), *lines.values()]
         case [dim]:
             return [long[dim], lines[dim]]
-        case dims:
+        case _:
             return [cube, *(long[dim] for dim in dims if sizes[dim] > CUBE)]
 
 
