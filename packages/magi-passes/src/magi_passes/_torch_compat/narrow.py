@@ -16,6 +16,8 @@ from .kernels import install_lock, replace
 
 
 MAX_INT32 = 2**31 - 1
+TOO_LARGE = 2**63
+"""Stands for the bound of what is seldom computed, a power for example."""
 
 
 def install_narrow_sizes(memo_of_current: Callable[[], MutableMapping[Any, bool] | None]) -> None:
@@ -94,7 +96,8 @@ def numbers_of(features: Any) -> Iterator[Any]:
         body = node._body
         known: dict[Any, Any] = {}
         integers: dict[Any, bool] = {}
-        functions = (part for index in body.indexing_exprs.values() for part in index.atoms(sympy.Function, sympy.Rel))
+        indices = map(sympy.sympify, body.indexing_exprs.values())
+        functions = (part for index in indices for part in index.atoms(sympy.Function, sympy.Rel))
         parts = {arg for each in functions for arg in each.args if isinstance(arg, sympy.Expr) and not arg.is_Atom}
         bounds = [largest_of_index(part, body.var_ranges) for part in parts]
         # An expression is computed in integers whatever it is converted to.
@@ -104,8 +107,8 @@ def numbers_of(features: Any) -> Iterator[Any]:
             if each.target in _EXPRESSIONS or (each.target != "constant" and _is_integer(each, body, integers))
         ]
         # A loop variable is a place among the elements, which torch counts.
-        ranges = {*body.var_ranges.values(), features.numel, features.reduction_numel}
-        yield from (bound for bound in bounds if _is_of_sizes(bound) and bound not in ranges)
+        lengths = {largest_of_index(length, {}) for length in body.var_ranges.values()}
+        yield from (bound for bound in bounds if _is_of_sizes(bound) and bound not in lengths)
 
 
 def _is_of_sizes(bound: Any) -> bool:
@@ -232,18 +235,8 @@ def _computed_from(node: Any) -> dict[Any, None]:
 
 
 _EXPRESSIONS = ("index_expr", "value_expr")
-_QUOTIENTS = ("floordiv", "mod", "remainder", "truncdiv")
-_NO_LARGER_THAN_SUM = {
-    "add",
-    "bitwise_and",
-    "bitwise_or",
-    "bitwise_xor",
-    "maximum",
-    "minimum",
-    "sub",
-    "where",
-    *_QUOTIENTS,
-}
+_BITS, _QUOTIENTS = ("bitwise_and", "bitwise_or", "bitwise_xor"), ("floordiv", "mod", "remainder", "truncdiv")
+_NO_LARGER_THAN_SUM = {"add", "maximum", "minimum", "sub", "where", *_BITS, *_QUOTIENTS}
 _IN_INTEGERS = {"abs", "bitwise_left_shift", "mul", "neg", "pow", "reduction", "to_dtype", *_NO_LARGER_THAN_SUM}
 
 
@@ -283,7 +276,7 @@ def _largest(node: Any, body: Any, known: dict[Any, Any]) -> Any:
     elif None not in of and target == "reduction" and node.args[3] != "prod":
         bound = sympy.Mul(*of, *(body.var_ranges[each] for each in body.reduce_vars))
     elif None not in of and target in ("bitwise_left_shift", "pow", "reduction"):
-        bound = sympy.Integer(1 << 63)  # seldom asked for
+        bound = sympy.Integer(TOO_LARGE)
     elif target == "truediv" and _is_no_fraction(node.args[2], body):
         bound = of[0]
     elif None not in of and target in ("abs", "ceil", "floor", "neg", "round", "to_dtype", "trunc"):
@@ -327,7 +320,7 @@ def largest_of_index(index: Any, ranges: Mapping[Any, Any]) -> Any:
         return sympy.ceiling(abs(index))
     match index:
         case sympy.Symbol():
-            return ranges.get(index, index)
+            return largest_of_index(ranges[index], {}) if index in ranges else index
         case functions.Mod() | functions.ModularIndexing() | functions.PythonMod():
             return of[-1]
         case functions.FloorDiv() if not index.args[1].free_symbols & ranges.keys():
@@ -345,4 +338,4 @@ def largest_of_index(index: Any, ranges: Mapping[Any, Any]) -> Any:
             return of[0] + 1
         case functions.ToFloat() | functions.TruncToInt():
             return of[0]
-    return sympy.Integer(1 << 63)
+    return sympy.Integer(TOO_LARGE)
