@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from _arms import Arm
 from _ceilings import measure_ceilings, work
-from _clock import Clock, calls_in_a_queue, measure_configurations_alone, stay_on_one_core
+from _clock import Clock, Turns, calls_in_a_queue, stay_on_one_core
 from _kernels import by_kind, by_name, kernels_of
 from _results import device_name, version_of
 from torch._dynamo.utils import counters
@@ -52,7 +52,7 @@ class Plan:
     """What is measured of a case, and how.
 
     Attributes:
-        lock_file: Held while Inductor measures configurations of kernels; empty where nothing else compiles.
+        lock_file: Held while a compiled graph is called first; empty where nothing else compiles.
         beside: How many other cases compile at the same time.
         cold_calls: After how many calls everything is compiled.
         compilation_alone: Whether compiling is all that is measured.
@@ -80,14 +80,14 @@ def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
     """The rows of *case*: one of its calls, one of its compilation. *commands* say when nothing else runs."""
     arm, clock = case.arm, case.clock
     base: Row = {"arm": arm.name, "torch": torch.__version__, "triton": version_of("triton"), "device": device_name()}
-    if plan.lock_file and clock.device == "cuda":
-        measure_configurations_alone(plan.lock_file)
+    turns = Turns(plan.lock_file if clock.device == "cuda" else "")
     with torch.no_grad():
         if arm.is_compiled:
             # The first compilation of a process also starts the compiler's workers.
             torch.compile(lambda x: x + 1)(torch.ones(8, device=clock.device))
         before = graphs_compiled()
-        cold = [clock.seconds(case.call) for _ in range(plan.cold_calls)]
+        with turns.for_first_calls() if arm.is_compiled else turns.alone():
+            cold = [_seconds_without_waits(case, turns) for _ in range(plan.cold_calls)]
         compilation: Row = {"graphs": graphs_compiled() - before, "cold_seconds": cold}
         rows = []
         if arm.is_compiled and plan.compilation_has_a_row:
@@ -117,6 +117,12 @@ def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
             row["second_size"] = case.compared(second=True)
             row["graphs_after_second_size"] = graphs_compiled() - before
     return [row, *rows]
+
+
+def _seconds_without_waits(case: Case, turns: Turns) -> float:
+    waited = turns.waited_seconds
+    seconds = case.clock.seconds(case.call)
+    return seconds - (turns.waited_seconds - waited)
 
 
 def _profile(case: Case, plan: Plan) -> Row:

@@ -81,22 +81,54 @@ def stay_on_one_core() -> None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def measure_configurations_alone(lock_file: str) -> None:
-    """Have Inductor measure the configurations of its kernels while no other process does, by a lock on *lock_file*.
+class Turns:
+    """Turns at the GPU for processes that compile at the same time, by a lock on *lock_file*; none are taken if empty.
 
-    Processes that compile at the same time would otherwise choose by chance.
+    A kernel's configuration that is measured beside other kernels wins or loses by chance: on a busy GPU a kernel of
+    10 us has taken 120 us with any configuration.
     """
-    from filelock import FileLock  # torch itself requires it
-    from torch._inductor.runtime.benchmarking import benchmarker
 
-    lock = FileLock(lock_file)
-    measure = benchmarker.benchmark_gpu
+    def __init__(self, lock_file: str) -> None:
+        from filelock import FileLock  # torch itself requires it
 
-    def alone(*arguments: Any, **options: Any) -> Any:
-        with lock:  # which this process may hold already: the methods call each other
-            return measure(*arguments, **options)
+        self._lock = FileLock(lock_file) if lock_file else None
+        self.waited_seconds = 0.0
 
-    benchmarker.benchmark_gpu = alone  # type: ignore[method-assign]
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nothing else runs on the GPU; a thread may enter this more than once."""
+        if self._lock is None:
+            yield
+            return
+        started = time.perf_counter()
+        with self._lock.acquire(poll_interval=0.01):
+            self.waited_seconds += time.perf_counter() - started
+            yield
+            torch.cuda.synchronize()
+
+    @contextmanager
+    def for_first_calls(self) -> Iterator[None]:
+        """Compiled graphs run alone, in whose first call Inductor measures kernels, and so do templates it measures."""
+        from torch._inductor.output_code import CompiledFxGraph
+        from torch._inductor.runtime.benchmarking import benchmarker
+
+        run, measure = CompiledFxGraph.__call__, benchmarker.benchmark_gpu
+
+        def run_alone(graph: Any, inputs: Any) -> Any:
+            with self.alone():
+                return run(graph, inputs)
+
+        def measure_alone(*arguments: Any, **options: Any) -> Any:
+            with self.alone():
+                return measure(*arguments, **options)
+
+        CompiledFxGraph.__call__ = run_alone  # type: ignore[method-assign]
+        benchmarker.benchmark_gpu = measure_alone  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            CompiledFxGraph.__call__ = run  # type: ignore[method-assign]
+            benchmarker.benchmark_gpu = measure  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from _arms import Arm, arm_named
-from _clock import Clock, measure_configurations_alone, stay_on_one_core, time_in_turn, true_float32
+from _clock import Clock, Turns, stay_on_one_core, time_in_turn, true_float32
 from _decoders import build as build_yardstick
 from _decoders import input_shape
 from _difference import difference, judged
@@ -194,8 +194,6 @@ def measure(name: str, arm_name: str, tiny: bool, lock_file: str, *, commands: I
     """Compile and measure one model in this process, on the parent's *commands*; a row for each size."""
     if tiny:
         torch.set_num_threads(1)
-    else:
-        measure_configurations_alone(lock_file)
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT  # noqa: SLF001 (documented)
     codes = _Codes()
     logging.getLogger("magi_backend").addHandler(codes)
@@ -204,8 +202,9 @@ def measure(name: str, arm_name: str, tiny: bool, lock_file: str, *, commands: I
     clock = case.clock
     with torch.no_grad():
         started = time.perf_counter()
-        for each in case.shapes:
-            case.settle(each)
+        with Turns("" if tiny else lock_file).for_first_calls():
+            for each in case.shapes:
+                case.settle(each)
         clock.wait()
         compile_seconds = time.perf_counter() - started
         clock.make_room()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from _arms import Arm
 from _case import Row, graphs_compiled
-from _clock import Clock, measure_configurations_alone, stay_on_one_core, time_in_turn
+from _clock import Clock, Turns, stay_on_one_core, time_in_turn
 from _difference import Difference, difference, judged
 from _kernels import by_name, kernels_of
 from _library_op import Body, LibraryOp, Program, program_of
@@ -161,8 +161,7 @@ def measure(name: str, arm: str, lock_file: str, tiny: bool, kernels: bool, *, c
     """Compile and compare one program in this process, then time it on the parent's *commands*; a row for each size."""
     if tiny:
         torch.set_num_threads(1)
-    else:
-        measure_configurations_alone(lock_file)
+    turns = Turns("" if tiny else lock_file)
     with_one_config()
     clock = Clock("cpu" if tiny else "cuda")
     sizes = ("tiny",) if tiny else SIZES
@@ -173,7 +172,8 @@ def measure(name: str, arm: str, lock_file: str, tiny: bool, kernels: bool, *, c
         rows, calls = [], []
         for size in sizes:
             started, before = time.perf_counter(), graphs_compiled()
-            clock.seconds(functools.partial(case.call, *case.inputs[size]))
+            with turns.for_first_calls():
+                clock.seconds(functools.partial(case.call, *case.inputs[size]))
             row = base | {"case": f"{name}_{size}", "compile_seconds": time.perf_counter() - started}
             rows.append(row | {"graphs": graphs_compiled() - before} | case.compared(size))
             calls.append(functools.partial(case.call, *case.inputs[size]))
