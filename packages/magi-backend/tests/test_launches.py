@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of kernels: what the launcher passes to C, and what a kernel still asks when it is tuned."""
+"""Launches of kernels: what the launcher passes to C, what a tuned kernel still asks, and how one is measured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from magi_backend._repairs import _defect, launches
-from magi_backend._repairs.launches import LAUNCH_STRAIGHT
+from magi_backend._repairs.launches import LAUNCH_STRAIGHT, MEASURE_KERNELS_ALONE
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -133,3 +134,142 @@ def test_a_kernel_that_is_searched_settles_after_that(in_full: Launched) -> None
     for number in range(2):
         kernel.run(number, stream=5)
     assert (in_full, launcher.calls) == ([(0, 5)], [(1, 5)])
+
+
+class Device:
+    """A GPU that does what it is given one thing after another, and a host, both with a clock in microseconds."""
+
+    def __init__(self) -> None:
+        self.host = self.busy_until = 0.0
+
+    def give(self, work: float, host: float) -> float:
+        """Let the host take its time to give *work*; when the GPU ends it."""
+        self.host += host
+        self.busy_until = max(self.busy_until, self.host) + work
+        return self.busy_until
+
+    def wait(self) -> None:
+        self.host = max(self.host, self.busy_until)
+
+
+class Measured:
+    """What `_milliseconds` reads of a kernel on *device* that writes *written*, of configurations that take *works*."""
+
+    inductor_meta: ClassVar = {"spill_threshold": 16}
+
+    def __init__(self, device: Device, works: Sequence[float], *, written: Sequence[str] = ()) -> None:
+        self.device, self.mutated_arg_names, self.seen = device, written, list[int]()
+        self.launchers = [self._launcher(work) for work in works]
+
+    def _launcher(self, work: float) -> Any:
+        def launch(values: list[int], *, stream: int) -> None:
+            assert stream == 7
+            self.seen.append(values[0])
+            values[0] += bool(self.mutated_arg_names)
+            self.device.give(work, host=12.0)
+
+        launch.n_spills, launch.config = 0, SimpleNamespace(pre_hook=None)  # type: ignore[attr-defined]
+        return launch
+
+    def copy_args_to_cpu_if_needed(self, *_: Any) -> dict[str, Any]:
+        return {}
+
+    def maybe_clone_args(self, _: Any, values: list[int]) -> tuple[list[Any], dict[str, Any]]:
+        if not self.mutated_arg_names:
+            return [values], {}
+        self.device.give(3.0, host=20.0)
+        return [list(values)], {}
+
+    def bench(self, launcher: Any, *_: Any, **__: Any) -> float:
+        return -1.0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device in the place of the GPU, at 2 GHz."""
+    device = Device()
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            self.at = device.give(0.5, host=2.0)
+
+        def elapsed_time(self, end: Event) -> float:
+            return (end.at - self.at) / 1e3
+
+    known = {
+        "Event": Event,
+        "_sleep": lambda cycles: device.give(cycles / 2e3, host=5.0),
+        "synchronize": device.wait,
+        "current_stream": lambda: SimpleNamespace(cuda_stream=7),
+        "current_device": lambda: 0,
+        "is_current_stream_capturing": lambda: False,
+    }
+    for name, value in known.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    return device
+
+
+def milliseconds(kernel: Measured, launcher: Any, *, values: Sequence[int] = (0,)) -> float:
+    return launches._milliseconds(kernel.bench, kernel, launcher, list(values))
+
+
+@pytest.mark.parametrize("written", [(), ("in_out_ptr0",)], ids=["reads", "writes in place"])
+def test_small_kernels_are_measured_without_the_host(device: Device, written: Sequence[str]) -> None:
+    kernel = Measured(device, [4.0, 3.0, 5.0, 900.0], written=written)
+    times = [milliseconds(kernel, launcher) * 1e3 for launcher in kernel.launchers]
+    assert times == pytest.approx([4.0, 3.0, 5.0, 900.0], abs=0.6)
+    before = device.host
+    milliseconds(kernel, kernel.launchers[0])
+    assert device.host - before < 3_000
+
+
+def test_each_launch_reads_what_the_model_gave(device: Device) -> None:
+    kernel = Measured(device, [3.0], written=["in_out_ptr0"])
+    milliseconds(kernel, kernel.launchers[0], values=[5])
+    assert set(kernel.seen) == {5}
+
+
+def test_what_only_torch_measures_is_left_to_it(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        msg = "too many resources requested for launch"
+        raise RuntimeError(msg)
+
+    kernel = Measured(device, [3.0, 3.0, 3.0])
+    spills, hooked, captured = kernel.launchers
+    spills.n_spills, hooked.config = 17, SimpleNamespace(pre_hook=print)
+    fails.n_spills, fails.config = None, captured.config  # type: ignore[attr-defined]
+    assert [milliseconds(kernel, each) for each in (spills, hooked, fails)] == [-1.0] * 3
+    assert milliseconds(kernel, captured) > 0
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert milliseconds(kernel, captured) == -1.0
+
+
+@pytest.mark.parametrize(
+    ("launchers", "known", "is_measured", "reports"),
+    [
+        (2, {}, True, ["measure_kernels_alone"]),
+        (1, {}, True, []),
+        (2, {"custom_kernel": True}, False, []),
+        (2, {"triton_meta": {"launch_cooperative_grid": True}}, False, []),
+        (2, {"device_props": SimpleNamespace(type="cpu")}, False, []),
+    ],
+    ids=["several", "one", "of the user", "cooperative", "cpu"],
+)
+def test_which_kernels_are_measured_so(
+    launchers: int, known: dict[str, Any], is_measured: bool, reports: list[str]
+) -> None:
+    kernel: Any = object.__new__(CachingAutotuner)
+    known = {"custom_kernel": False, "triton_meta": {}, "device_props": SimpleNamespace(type="cuda"), **known}
+    vars(kernel).update(known, launchers=[Launcher()] * launchers)
+    reported: list[str] = []
+    with _defect.repaired([MEASURE_KERNELS_ALONE], reported.append):
+        launches._measuring(lambda _: None, kernel)
+        launches._measuring(lambda _: None, kernel)  # of rescaled blocks
+    assert ("bench" in vars(kernel)) == is_measured
+    assert set(reported) == set(reports)
+    if is_measured:
+        function, first = kernel.bench.func, kernel.bench.args[0]
+        assert (function, first.__func__) == (launches._milliseconds, CachingAutotuner.bench)

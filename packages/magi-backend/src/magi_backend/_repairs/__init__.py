@@ -11,5 +11,5 @@ this backend only.
     sizes.py            expressions of symbolic sizes and strides
     scheduling.py       the order in which kernels run, and their fusion
     kernels.py          the user's Triton kernels: their sources, constants and arguments
-    launches.py         what a launch of a kernel asks each time
+    launches.py         what a launch of a kernel asks each time, and how kernels are measured
 """

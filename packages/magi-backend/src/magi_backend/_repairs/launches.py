@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defects in how compiled code launches its kernels."""
+"""Defects in how compiled code launches its kernels, and measures them."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,4 +100,89 @@ LAUNCH_STRAIGHT = Defect(
         "torch._inductor.runtime.triton_heuristics:CompileResult._gen_launcher_code": _straight_launcher,
         "torch._inductor.runtime.triton_heuristics:CachingAutotuner._make_launchers": _settling,
     },
+)
+
+
+LAUNCHES, ROUNDS = 10, 3
+"""How many launches of a configuration are measured at once, and how often; the fastest counts."""
+
+LONG = 0.5
+"""Milliseconds of a kernel beside which the time of the host does not count, so that one launch is enough."""
+
+HOST_CYCLES = 800_000
+"""Cycles for which the GPU is kept busy, 0.4 to 0.6 ms, while the host gives it launches."""
+
+
+def _measuring(original: Callable[[Any], None], kernel: Any) -> None:
+    """Have *kernel*, a ``CachingAutotuner``, measure its configurations by `_milliseconds`.
+
+    Not a kernel of the user, which may count on fresh arguments of every kind, nor one whose blocks wait for others.
+    """
+    original(kernel)
+    is_measured = kernel.device_props.type in ("cuda", "hip") and not kernel.custom_kernel
+    if is_measured and not kernel.triton_meta.get("launch_cooperative_grid") and "bench" not in vars(kernel):
+        if len(kernel.launchers) > 1:
+            report("measure_kernels_alone")
+        kernel.bench = functools.partial(_milliseconds, kernel.bench, kernel)
+
+
+def _milliseconds(
+    in_full: Callable[..., float], kernel: Any, launcher: Any, *args: Any, with_profiler: bool = False, **kwargs: Any
+) -> float:
+    """What a launch of *launcher* takes; infinity where it spills registers.
+
+    ``CachingAutotuner.bench`` puts an event before and one after each launch, and copies of the arguments that the
+    kernel writes between them. The host takes 10 to 100 us for that, so the time of a smaller kernel is that of the
+    host. Here the GPU is busy until it has all launches, and copies are made outside of the events. Whatever else
+    ``bench`` knows of is left to it; so is a launch that fails, since it says why.
+    """
+    most = kernel.inductor_meta.get("spill_threshold", 32 if torch.version.hip else 16)
+    spills = (launcher.n_spills or 0) > most
+    if spills or with_profiler or launcher.config.pre_hook or torch.cuda.is_current_stream_capturing():
+        return in_full(launcher, *args, with_profiler=with_profiler, **kwargs)
+    if kernel.copy_args_to_cpu_if_needed(*args, **kwargs):  # no room for copies on the GPU
+        return in_full(launcher, *args, **kwargs)
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def measured(launches: int, in_a_row: int) -> float:
+        torch.cuda._sleep(HOST_CYCLES)
+        times = []
+        for _ in range(0, launches, in_a_row):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            copies, named = kernel.maybe_clone_args((), *args, **kwargs)
+            start.record()
+            for _ in range(in_a_row):
+                launcher(*copies, **named, stream=stream)
+            end.record()
+            times.append((start, end))
+        torch.cuda.synchronize()
+        fastest: float = min(start.elapsed_time(end) for start, end in times)
+        return fastest / in_a_row
+
+    _wake(torch.cuda.current_device())
+    try:
+        measured(1, 1)  # loads the kernel
+    except Exception:  # noqa: BLE001 (raised again, or found to be a configuration that does not fit)
+        return in_full(launcher, *args, **kwargs)
+    is_long = measured(1, 1) > LONG
+    launches = 1 if is_long else LAUNCHES
+    # What a kernel writes may be what it reads next, for example indices.
+    in_a_row = 1 if kernel.mutated_arg_names else launches
+    return min(measured(launches, in_a_row) for _ in range(ROUNDS))
+
+
+@functools.cache
+def _wake(_device: int) -> None:
+    """Keep the GPU busy for 20 ms, once, so that its clock is that of a running model."""
+    torch.cuda._sleep(50 * HOST_CYCLES)
+
+
+MEASURE_KERNELS_ALONE = Defect(
+    name="measure_kernels_alone",
+    effect="the configuration of a kernel below 20 us is chosen by the time that the host takes, in 20 ms for each",
+    severity="slower code",
+    since=(2, 10, 0),
+    fixed=None,
+    repair="the GPU has all launches that are measured before it begins with the first",
+    replaces={"torch._inductor.runtime.triton_heuristics:CachingAutotuner._make_launchers": _measuring},
 )
