@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -205,6 +206,37 @@ def test_no_kernel_divides_by_a_size_to_find_a_place() -> None:
     of_stock, ours = (generated(in_heads, *given, dynamic=True, backend=backend) for backend in BACKENDS)
     divided = [re.findall(r"(?://|%) +ks\d", code) for code in (of_stock, ours)]
     assert [bool(found) for found in divided] == [True, False], divided
+
+
+def with_places(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Pairs of a token's heads, and what is known of its row and its column, by which each kernel has to divide."""
+    height, width = rows.shape[0], columns.shape[0]
+    places = rows.unsqueeze(1).expand(height, width, 64) + columns.expand(height, width, 64)
+    pairs = x.view(x.shape[0], height * width, 12, 64, 2).select(-1, 0)
+    return pairs * places.reshape(1, height * width, 1, 64)
+
+
+def test_no_tile_is_chosen_that_saves_no_division() -> None:
+    given = torch.empty(2, 70 * 50, 1536), torch.empty(70, 64), torch.empty(50, 64)
+    of_stock, ours = (generated(with_places, *given, dynamic=True, backend=backend) for backend in BACKENDS)
+    assert re.findall(r"size_hints=(.*?)\}", of_stock) == re.findall(r"size_hints=(.*?)\}", ours)
+
+
+@pytest.mark.parametrize(
+    ("fn", "lines"),
+    [
+        (lambda x: torch.relu(x @ x.new_empty(8, 40)), ["xnumel = xnumel // 8 * 8"]),
+        (lambda x: torch.relu(x @ x.new_empty(8, 12)), ["xnumel = xnumel // 4 * 4"]),
+        (lambda x: torch.relu(x @ x.new_empty(8, 7)), []),
+        (lambda x: torch.relu(x @ x.new_empty(8, 48)), []),
+    ],
+    ids=["40", "12", "7", "48"],
+)
+def test_triton_is_told_which_small_number_a_size_is_a_multiple_of(
+    fn: Callable[[Tensor], Tensor], lines: list[str]
+) -> None:
+    codes = [generated(fn, torch.empty(70, 8), dynamic=True, backend=backend) for backend in BACKENDS]
+    assert [re.findall(r"xnumel = xnumel.*", code) for code in codes] == [[], lines]
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="a tile of three dimensions counts as broadcast there")

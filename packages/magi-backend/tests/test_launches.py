@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from magi_backend._repairs import _defect, launches
 from magi_backend._repairs.launches import LAUNCH_STRAIGHT, MEASURE_KERNELS_ALONE
+from torch import Tensor
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -152,36 +153,30 @@ class Device:
         self.host = max(self.host, self.busy_until)
 
 
-class Measured:
-    """What `_milliseconds` reads of a kernel on *device* that writes *written*, of configurations that take *works*."""
+def measured_kernel(device: Device, works: Sequence[float], *, written: Sequence[str] = ()) -> Any:
+    """A kernel of Inductor on *device*, of configurations that take *works* and add one to what they write."""
 
-    inductor_meta: ClassVar = {"spill_threshold": 16}
-
-    def __init__(self, device: Device, works: Sequence[float], *, written: Sequence[str] = ()) -> None:
-        self.device, self.mutated_arg_names, self.seen = device, written, list[int]()
-        self.launchers = [self._launcher(work) for work in works]
-
-    def _launcher(self, work: float) -> Any:
-        def launch(values: list[int], *, stream: int) -> None:
+    def launcher_of(work: float) -> Any:
+        def launch(values: Tensor, *, stream: int) -> None:
             assert stream == 7
-            self.seen.append(values[0])
-            values[0] += bool(self.mutated_arg_names)
-            self.device.give(work, host=12.0)
+            kernel.seen.append(values.item())
+            values += len(written)
+            device.give(work, host=12.0)
 
-        launch.n_spills, launch.config = 0, SimpleNamespace(pre_hook=None)  # type: ignore[attr-defined]
+        known = {"config": SimpleNamespace(pre_hook=None, work=work), "n_spills": 0, "cache_hash": ""}
+        vars(launch).update(known, n_regs=8, shared=0)
         return launch
 
-    def copy_args_to_cpu_if_needed(self, *_: Any) -> dict[str, Any]:
-        return {}
-
-    def maybe_clone_args(self, _: Any, values: list[int]) -> tuple[list[Any], dict[str, Any]]:
-        if not self.mutated_arg_names:
-            return [values], {}
-        self.device.give(3.0, host=20.0)
-        return [list(values)], {}
-
-    def bench(self, launcher: Any, *_: Any, **__: Any) -> float:
-        return -1.0
+    kernel: Any = object.__new__(CachingAutotuner)
+    known = {"custom_kernel": False, "triton_meta": {}, "device_props": SimpleNamespace(type="cuda"), "seen": []}
+    known |= {"inductor_meta": {}, "mutated_arg_names": list(written), "reset_to_zero_arg_names": []}
+    known |= {"compile_id": None, "is_backward": False, "save_cache_hook": None, "precompile_time_taken_ns": 0}
+    known |= {"fn": SimpleNamespace(arg_names=["in_out_ptr0"], __name__="kernel"), "optimize_mem": False}
+    known |= {"coordesc_tuner": SimpleNamespace(cache_benchmark_result=lambda *_: None), "compile_results": []}
+    vars(kernel).update(known, launchers=[launcher_of(work) for work in works])
+    with _defect.repaired([MEASURE_KERNELS_ALONE], lambda _: None):
+        launches._measuring(lambda _: None, kernel)
+    return kernel
 
 
 @pytest.fixture
@@ -212,24 +207,18 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def milliseconds(kernel: Measured, launcher: Any, *, values: Sequence[int] = (0,)) -> float:
-    return launches._milliseconds(kernel.bench, kernel, launcher, list(values))
-
-
 @pytest.mark.parametrize("written", [(), ("in_out_ptr0",)], ids=["reads", "writes in place"])
 def test_small_kernels_are_measured_without_the_host(device: Device, written: Sequence[str]) -> None:
-    kernel = Measured(device, [4.0, 3.0, 5.0, 900.0], written=written)
-    times = [milliseconds(kernel, launcher) * 1e3 for launcher in kernel.launchers]
-    assert times == pytest.approx([4.0, 3.0, 5.0, 900.0], abs=0.6)
+    kernel = measured_kernel(device, [4.0, 3.0, 900.0, 5.0], written=written)
+    x = torch.tensor(5)
+    times = [kernel.bench(launcher, x) * 1e3 for launcher in kernel.launchers]
+    assert times == pytest.approx([4.0, 3.0, 900.0, 5.0], abs=0.6)
     before = device.host
-    milliseconds(kernel, kernel.launchers[0])
-    assert device.host - before < 3_000
-
-
-def test_each_launch_reads_what_the_model_gave(device: Device) -> None:
-    kernel = Measured(device, [3.0], written=["in_out_ptr0"])
-    milliseconds(kernel, kernel.launchers[0], values=[5])
-    assert set(kernel.seen) == {5}
+    kernel.autotune_to_one_config(x)
+    assert device.host - before < 4 * 2_500 + 5_000
+    assert [launcher.config.work for launcher in kernel.launchers] == [3.0]
+    assert set(kernel.seen) == {5}, "each launch reads what the model gave"
+    assert x == 5
 
 
 def test_what_only_torch_measures_is_left_to_it(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,14 +226,16 @@ def test_what_only_torch_measures_is_left_to_it(device: Device, monkeypatch: pyt
         msg = "too many resources requested for launch"
         raise RuntimeError(msg)
 
-    kernel = Measured(device, [3.0, 3.0, 3.0])
+    monkeypatch.setattr(CachingAutotuner, "bench", lambda *_, **__: -1.0)
+    kernel, x = measured_kernel(device, [3.0, 3.0, 3.0]), torch.tensor(5)
     spills, hooked, captured = kernel.launchers
-    spills.n_spills, hooked.config = 17, SimpleNamespace(pre_hook=print)
+    spills.n_spills, hooked.config = 33, SimpleNamespace(pre_hook=print)
     fails.n_spills, fails.config = None, captured.config  # type: ignore[attr-defined]
-    assert [milliseconds(kernel, each) for each in (spills, hooked, fails)] == [-1.0] * 3
-    assert milliseconds(kernel, captured) > 0
+    assert [kernel.bench(each, x) for each in (spills, hooked, fails)] == [-1.0] * 3
+    assert kernel.bench(captured, x, with_profiler=True) == -1.0
+    assert kernel.bench(captured, x) > 0
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert milliseconds(kernel, captured) == -1.0
+    assert kernel.bench(captured, x) == -1.0
 
 
 @pytest.mark.parametrize(

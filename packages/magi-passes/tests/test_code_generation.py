@@ -247,6 +247,26 @@ def test_three_dimensions_only_where_nothing_is_reduced() -> None:
     assert launchable(colours, is_reduction=False) == {"y": 3 * Z, "x": X, "r0_": sympy.S.One}
     channels = {"z": Z, "y": sympy.Integer(64), "x": X, "r0_": sympy.S.One}
     assert launchable(channels, is_reduction=False) is channels
+    heads = channels | {"z": sympy.Integer(32)}
+    assert launchable(heads, is_reduction=False) == {"y": sympy.Integer(2048), "x": X, "r0_": sympy.S.One}
+
+
+@pytest.mark.parametrize(
+    ("size", "multiple"),
+    [
+        (40 * X * (1 + FloorDiv(Y - 1, 2)), 8),
+        (4 * X + 6 * Y, 2),
+        (X * Y, 1),
+        (X + 1, 1),
+        (48 * X, 16),
+        (1024 * X, 16),
+        (8 * X / 3, 1),
+        (8 * X * Y**-1, 1),
+    ],
+    ids=str,
+)
+def test_the_multiple_that_is_known_of_a_size(size: sympy.Expr, multiple: int) -> None:
+    assert _torch_compat.grids.known_multiple(size) == multiple
 
 
 @pytest.mark.parametrize(
