@@ -32,11 +32,11 @@ class Defect:
         effect: What a user sees without the repair.
         severity: Whether the compiled code is wrong, or there is none, or its calls fail, or it is in more graphs or
             slower than need be.
-        since: First release known to have it.
-        fixed: First release known not to have it; None while every release since has it.
         repair: What the repair does, for the report.
         replaces: For a function of torch, such as ``torch.module:Class.method``, the one that is called in its place
             within the scope of the repair. It takes torch's function, and then the arguments.
+        since: First release known to have it; without it, the oldest supported release has it.
+        fixed: First release known not to have it; None while every release since has it.
         is_torch_concerned: Asked when a compilation starts: whether torch's own way, as it is configured by the user,
             meets the defect. Otherwise only what this backend turns on needs the repair, and the report is silent.
         is_of_joint_graphs: Whether it is met in the passes over the graph of forward and backward together too.
@@ -48,10 +48,10 @@ class Defect:
     name: str
     effect: str
     severity: Literal["wrong code", "no code", "failed calls", "more graphs", "slower code"]
-    since: tuple[int, ...]
-    fixed: tuple[int, ...] | None
     repair: str
     replaces: Mapping[str, Callable[..., Any]]
+    since: tuple[int, ...] = (2, 10, 0)
+    fixed: tuple[int, ...] | None = None
     is_torch_concerned: Callable[[], bool] = lambda: True
     is_of_joint_graphs: bool = False
     is_in_capture: bool = False

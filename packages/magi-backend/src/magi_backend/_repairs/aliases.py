@@ -10,37 +10,32 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from magi_backend._torch_compat.compiling import torch_release
 
 from ._defect import Defect, report
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
-    from torch.fx import Graph, Node
-
-
 def storages(node: Node) -> frozenset[int]:
     """The storages of the tensors that *node* returns."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return frozenset(leaf.untyped_storage()._cdata for leaf in leaves if _has_storage(leaf))
-
-
-def _has_storage(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and torch._C._has_storage(value)
+    tensors = (leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and torch._C._has_storage(leaf))
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
 
 
 def storage_of(node: Any) -> int | None:
     """The storage of the tensor that *node* returns; None if it is not a node that returns one tensor."""
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return value.untyped_storage()._cdata if value is not None and _has_storage(value) else None
+    from torch._inductor.fx_utils import get_node_storage
+
+    return get_node_storage(node) if isinstance(node, Node) else None
 
 
 def is_view(node: Node) -> bool:
@@ -49,18 +44,13 @@ def is_view(node: Node) -> bool:
     return bool(own) and any(own & storages(argument) for argument in node.all_input_nodes)
 
 
-def example_values(arguments: Any) -> Any:
-    """*arguments* of a node, with the example value of each node in them."""
-    value = lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf  # noqa: E731
-    return torch.utils._pytree.tree_map(value, arguments)
-
-
 def renew_views(graph: Graph) -> None:
     """Tell again in which memory each view lies.
 
     A pass that replaces a copy by its source leaves the views of the copy in a memory that is nobody's, so that the
     next one takes them for values of their own.
     """
+    from torch._inductor.fx_utils import get_fake_args_kwargs
     from torch._inductor.virtualized import V
 
     for node in graph.nodes:
@@ -68,11 +58,10 @@ def renew_views(graph: Graph) -> None:
             each.alias_info is not None and not each.alias_info.is_write
             for each in getattr(getattr(node.target, "_schema", None), "returns", ())
         )
-        # A folded constant has no description.
-        is_known = "unbacked_bindings" not in node.meta and all("val" in each.meta for each in node.all_input_nodes)
-        if views and storages(node) and not is_view(node) and is_known:
+        is_known, args, kwargs = get_fake_args_kwargs(node)  # a folded constant has no description
+        if views and storages(node) and not is_view(node) and is_known and "unbacked_bindings" not in node.meta:
             with V.fake_mode:
-                node.meta["val"] = node.target(*example_values(node.args), **example_values(node.kwargs))
+                node.meta["val"] = node.target(*args, **kwargs)
 
 
 def is_copy_into(node: Node) -> bool:
@@ -98,29 +87,15 @@ def twin_of(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     return twin, twins
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """The elements of a tensor in a storage."""
 
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     offset: Any
 
-    def is_known_equal(self, other: Region) -> bool:
-        """Whether both are the same elements in the same order, for all sizes."""
-        from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
-
-        return (
-            len(self.size) == len(other.size)
-            and statically_known_true(sym_eq(self.size, other.size))
-            and statically_known_true(sym_eq(self.stride, other.stride))
-            and statically_known_true(sym_eq(self.offset, other.offset))
-        )
-
     def is_known_apart(self, other: Region) -> bool:
         """Whether no element is in both, for all sizes."""
-        from torch.fx.experimental.symbolic_shapes import statically_known_true
-
         return (
             statically_known_true(self._end() <= other.offset)
             or statically_known_true(other._end() <= self.offset)
@@ -138,8 +113,6 @@ class Region:
 
         The strides are numbers, and each divides the one before it.
         """
-        from torch.fx.experimental.symbolic_shapes import statically_known_true
-
         distance = other.offset - self.offset
         if self.stride != other.stride or not all(type(n) is int for n in (*self.stride, distance)) or distance < 0:
             return False
@@ -199,7 +172,9 @@ class Memory:
     def are_same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         """Whether two tensors in one memory are known to have the same elements in the same order."""
         mine, its = self.region(one), self.region(other)
-        return mine is not None and its is not None and mine.is_known_equal(its)
+        if mine is None or its is None:
+            return False
+        return all(statically_known_true(sym_eq(left, right)) for left, right in zip(mine, its, strict=True))
 
 
 def mutable_arguments(node: Node) -> list[tuple[Any, Node, Any]]:
@@ -414,8 +389,6 @@ def _remove_identities(
     sum: another memory, so that torch takes views of ``x`` for copies, and its strides, which in ``zeros + x.t()`` are
     those of the zeros. Related: pytorch #174187.
     """
-    from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
-
     graph, constants = gm.graph, {*zeros, *ones}
     if not any(user.target in _IDENTITIES for node in constants for user in node.users):
         original(gm, zeros, ones)
@@ -448,8 +421,6 @@ KEEP_COPIES = Defect(
     effect="a copy of a tensor that is changed in place afterwards, or by the operator that reads the copy, has the "
     "changed elements; `x + zeros` and `x * ones` are `x` itself, not a copy",
     severity="wrong code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the copy is kept where its source changes before its last reader, or is returned too",
     replaces={
         "torch._inductor.fx_passes.post_grad:remove_noop_ops": _remove_noops,

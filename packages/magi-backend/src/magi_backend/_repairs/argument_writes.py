@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.fx import Graph, Node
 
 from ._defect import Defect, report
 from .aliases import (
     Walk,
-    example_values,
     is_copy_into,
     mutable_arguments,
     renew_views,
@@ -21,12 +22,6 @@ from .aliases import (
     twin_of,
     unknown_operator,
 )
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from torch.fx import Graph, Node
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,7 @@ class _Write:
     def region(self) -> torch.Tensor:
         """A tensor of the elements that may change."""
         from torch._inductor.fx_passes.reinplace import _generalized_scatter
+        from torch._inductor.fx_utils import get_fake_args_kwargs
         from torch._inductor.virtualized import V
 
         region: torch.Tensor = self.tensor.meta["val"]
@@ -48,7 +44,8 @@ class _Write:
             with V.fake_mode, V.fake_mode.shape_env.ignore_fresh_unbacked_symbols():
                 views: Any = self.node.args[2]
                 for view in views:
-                    region = view.target(region, *example_values(view.args), **example_values(view.kwargs))
+                    _, args, kwargs = get_fake_args_kwargs(view)
+                    region = view.target(region, *args, **kwargs)
         return region
 
     def operands(self) -> Iterator[tuple[int | None, Node]]:
@@ -147,8 +144,6 @@ REINPLACE_UNREAD = Defect(
     effect="what a scatter or a custom operator returns lies in a tensor of the caller and is overwritten there, or is "
     "computed from elements that it has overwritten",
     severity="wrong code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the operator gets memory of its own where another value would be lost",
     replaces={"torch._inductor.fx_passes.reinplace:reinplace_inplaceable_ops_core": _reinplace},
 )

@@ -10,17 +10,14 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from magi_backend._torch_compat.compiling import is_our_backend, replace
 
 from ._defect import Defect, is_active, note_in_capture, report
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 _this_thread = threading.local()
@@ -51,7 +48,6 @@ REFUSE_TRACING_THREADS_ONLY = Defect(
     effect="a call of a compiled function fails while another thread compiles: 'Detected that you are using FX to "
     "symbolically trace a dynamo-optimized function'",
     severity="failed calls",
-    since=(2, 10, 0),
     fixed=(2, 14, 1),
     repair="only the thread that traces is refused",
     replaces={
@@ -101,7 +97,6 @@ COMPARE_WITH_CONSTANTS = Defect(
     name="compare_with_constants",
     effect="the comparison of a tensor with a string or another constant breaks the graph",
     severity="more graphs",
-    since=(2, 10, 0),
     fixed=(2, 13, 0),
     repair="a tensor never equals such a constant",
     replaces={"torch._dynamo.variables:BuiltinVariable._make_handler": _make_comparison},
@@ -138,8 +133,6 @@ KEEP_FLOATS_OF_MODULES = Defect(
     name="keep_floats_of_modules",
     effect="each float attribute of a module is a tensor that every call makes and reads, and kernels fuse less",
     severity="slower code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="float attributes of modules are constants until they change",
     replaces={"torch._dynamo.variables.builder:VariableBuilder.wrap_symfloat": _wrap_symfloat},
     is_in_capture=True,
@@ -177,7 +170,6 @@ MATCH_WHOLE_PERMUTATIONS = Defect(
     effect="a tensor that is indexed by a whole torch.randperm does not compile under fallback_random: "
     "'Not all inputs to pattern found'",
     severity="no code",
-    since=(2, 10, 0),
     fixed=(2, 14, 1),
     repair="the pattern, which lacks one of its inputs, matches nothing",
     replaces={"torch._inductor.pattern_matcher:PatternMatcherPass.apply": _apply_patterns},
@@ -219,8 +211,6 @@ COUNT_OPERATORS_ONLY = Defect(
     effect="an operator that mutates two tensors of the same symbolic sizes does not compile: AssertionError in "
     "replace_by_example",
     severity="no code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the tensors of eager are found by the operator that takes them",
     replaces={"torch._inductor.pattern_matcher:Match.replace_by_example": _replace_by_example},
 )

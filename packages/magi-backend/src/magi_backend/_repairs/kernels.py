@@ -9,14 +9,14 @@ configurations of its autotuner into a module of its own, a text between three s
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import sympy
+from torch.utils._sympy.functions import Identity
 
 from ._defect import Defect, report
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 _WRAPPER = "torch._inductor.codegen.wrapper:"
@@ -61,24 +61,17 @@ def names_a_float(module: str) -> bool:
     """Whether the source of a kernel's *module* reads ``inf`` or ``nan`` outside of the bodies of its functions."""
     if "inf" not in module and "nan" not in module:
         return False
-    read = (node for part in _outside_of_bodies(ast.parse(module)) for node in ast.walk(part))
+    outside = list[ast.AST]()
+    for statement in ast.parse(module).body:
+        outside += statement.decorator_list if isinstance(statement, ast.FunctionDef) else [statement]
+    read = (node for part in outside for node in ast.walk(part))
     return any(isinstance(node, ast.Name) and node.id in ("inf", "nan") for node in read)
-
-
-def _outside_of_bodies(module: ast.Module) -> Iterator[ast.AST]:
-    for statement in module.body:
-        if isinstance(statement, ast.FunctionDef):
-            yield from statement.decorator_list
-        else:
-            yield statement
 
 
 DEFINE_INFINITE_CONSTANTS = Defect(
     name="define_infinite_constants",
     effect="a Triton kernel of the user with an infinite constant does not compile: 'name 'inf' is not defined'",
     severity="no code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the module of a user's Triton kernel imports the names of infinite constants",
     replaces={f"{_WRAPPER}PythonWrapperCodegen.define_kernel": _define_infinite},
 )
@@ -113,8 +106,6 @@ ESCAPE_KERNEL_CONSTANTS = Defect(
     effect="a Triton kernel of the user that takes a text with a backslash, the end of a line or three quotes as a "
     "constant gets another text, or does not compile: 'SyntaxError: unterminated string literal'",
     severity="wrong code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="texts among the constant arguments of the user's Triton kernels are escaped",
     replaces={f"{_WRAPPER}PythonWrapperCodegen.define_kernel": _define_escaped},
 )
@@ -150,7 +141,6 @@ ESCAPE_KERNEL_SOURCES = Defect(
     effect="a Triton kernel of the user with a backslash in its source or in a constant has another text, or does not "
     "compile: 'SyntaxError: unterminated string literal'",
     severity="wrong code",
-    since=(2, 10, 0),
     fixed=(2, 13, 0),
     repair="backslashes in the source of the user's Triton kernels are escaped",
     replaces={
@@ -219,9 +209,7 @@ def _define_unspecialized(
     ``T.to(tl.int64)`` does not compile. `fused_recurrent_delta_rule_fwd_kernel` of flash-linear-attention fails in this
     way when it decodes one token.
     """
-    import sympy
     from torch._inductor.virtualized import V
-    from torch.utils._sympy.functions import Identity
 
     names = [each.name for each in _parameters_of(kernel) if each.do_not_specialize and not each.is_constexpr]
     ones = {
@@ -239,8 +227,6 @@ KEEP_UNSPECIALIZED_ONES = Defect(
     name="keep_unspecialized_ones",
     effect="a Triton kernel of the user whose `do_not_specialize` argument is 1 gets a constant, and may not compile",
     severity="no code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="arguments that the user's Triton kernels do not specialize stay numbers where they are 1",
     replaces={f"{_WRAPPER}PythonWrapperCodegen.define_user_defined_triton_kernel": _define_unspecialized},
 )
@@ -269,8 +255,6 @@ KEEP_SCALAR_TENSORS = Defect(
     name="keep_scalar_tensors",
     effect="a package of AOTInductor with a Triton kernel that reads a buffer without dimensions does not compile",
     severity="no code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the kernel gets the buffer",
     replaces={"torch._inductor.ir:UserDefinedTritonKernel.__init__": _launch_with_tensors},
 )
@@ -300,7 +284,6 @@ SCRATCH_FOR_EACH_PROGRAM = Defect(
     name="scratch_for_each_program",
     effect="in a package of AOTInductor, a Triton kernel that makes tensor descriptors writes over other Tensors",
     severity="wrong code",
-    since=(2, 10, 0),
     fixed=(2, 12, 1),
     repair="the scratch memory of a Triton kernel is as large as its grid",
     replaces={"torch._inductor.codegen.cuda.device_op_overrides:CUDADeviceOpOverrides.cpp_scratch": _scratch_of_grid},

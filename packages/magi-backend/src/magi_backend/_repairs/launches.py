@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.autograd import profiler
 
 from ._defect import Defect, report
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 _STATIC_KERNEL = "StaticallyLaunchedCudaKernel"  # 2.10 has it in another module than later releases
@@ -93,7 +90,6 @@ LAUNCH_STRAIGHT = Defect(
     name="launch_straight",
     effect="a launch of a kernel takes 3 to 10 µs of Python that it does not need, more than a third of its time",
     severity="slower code",
-    since=(2, 10, 0),
     fixed=(2, 13, 0),
     repair="a kernel that is tuned launches its code at once",
     replaces={
@@ -181,8 +177,6 @@ MEASURE_KERNELS_ALONE = Defect(
     name="measure_kernels_alone",
     effect="the configuration of a kernel below 20 us is chosen by the time that the host takes, in 20 ms for each",
     severity="slower code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the GPU has all launches that are measured before it begins with the first",
     replaces={"torch._inductor.runtime.triton_heuristics:CachingAutotuner._make_launchers": _measuring},
 )

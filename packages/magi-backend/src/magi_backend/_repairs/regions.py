@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ._defect import Defect, report
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 NAME = "region_memory"
@@ -68,8 +65,6 @@ REGION_MEMORY = Defect(
     name=NAME,
     effect="gradients of a nested_compile_region are computed from memory that other kernels have overwritten",
     severity="wrong code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="what a region gives back and takes is kept until its last use",
     replaces={
         "torch._inductor.ir:MultiOutput.__init__": _kept_apart,

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from magi_backend._torch_compat.compiling import configs, epilogue_keys
 
 from ._defect import Defect, report, report_if
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def _are_epilogues_fused_by_user() -> bool:
@@ -58,7 +55,6 @@ EXACT_EPILOGUES = Defect(
     "tensor's dtype, does not compile on 16-bit values, and overwrites variables of the kernel named tmp0",
     severity="wrong code",
     since=(2, 12, 0),
-    fixed=None,
     repair="the value is cast as the store casts it, and the names are new",
     replaces={"torch._inductor.codegen.triton:FusedUserDefinedTritonKernel.load": _load_as_stored},
     is_torch_concerned=_are_epilogues_fused_by_user,
@@ -145,7 +141,6 @@ FUSE_REREADS_IN_PLACE = Defect(
     effect="a tensor that was changed in place, and is then shifted or transposed in place, is computed from elements "
     "that were overwritten",
     severity="wrong code",
-    since=(2, 10, 0),
     fixed=(2, 15, 0),
     repair="the read is a kernel of its own, before the write",
     replaces={"torch._inductor.scheduler:Scheduler.fusable_weak_dep": _can_fuse_rereads},
@@ -154,11 +149,6 @@ FUSE_REREADS_IN_PLACE = Defect(
 
 _LOST = "_magi_lost_reads"
 """The attribute of a repaired node: its current dependences, and the reads that torch had kept."""
-
-
-def _repaired_parts(node: Any) -> list[Any]:
-    """The nodes fused into *node* whose dependences were set by the repair."""
-    return [part for part in node.get_nodes() if part.__dict__.get(_LOST, (None,))[0] is part.read_writes]
 
 
 def _unrepaired(node: Any, parts: Sequence[Any]) -> Any:
@@ -175,16 +165,18 @@ def _unrepaired(node: Any, parts: Sequence[Any]) -> Any:
     )
 
 
-def _report_misplaced(nodes: Sequence[Any], order: Callable[[], Sequence[Any]]) -> None:
-    """Report each repaired node that would be ahead of a write in *order*, the order without the repair."""
-    repaired = {node: parts for node in nodes if (parts := _repaired_parts(node))}
+def _in_order(original: Callable[..., list[Any]], *args: Any, **kwargs: Any) -> list[Any]:
+    """The nodes in torch's order; each repaired one that would be ahead of a write without the repair is reported."""
+    nodes = next(given for given in args if isinstance(given, list))  # before it, a method has its scheduler
+    parts_of = {node: [p for p in node.get_nodes() if p.__dict__.get(_LOST, [0])[0] is p.read_writes] for node in nodes}
+    repaired = {node: parts for node, parts in parts_of.items() if parts}
     if not repaired:
-        return
+        return original(*args, **kwargs)
     right = {node: node.unmet_dependencies for node in repaired}
     try:
         for node, parts in repaired.items():
             node.unmet_dependencies = _unrepaired(node, parts)
-        unrepaired = order()
+        unrepaired = original(*args, **kwargs)
     finally:
         for node, dependences in right.items():
             node.unmet_dependencies = dependences
@@ -194,6 +186,7 @@ def _report_misplaced(nodes: Sequence[Any], order: Callable[[], Sequence[Any]]) 
         if any(places.get(dep.name, -1) > at[part] for dep in part.read_writes.reads):
             report("keep_mutation_order")
             del part.__dict__[_LOST]  # each node is reported once
+    return original(*args, **kwargs)
 
 
 def _recompute_body(original: Callable[..., None], node: Any, *args: Any, **kwargs: Any) -> None:
@@ -218,28 +211,17 @@ def _recompute_body(original: Callable[..., None], node: Any, *args: Any, **kwar
         node.__dict__[_LOST] = (node.read_writes, lost.reads)
 
 
-def _sort_topologically(original: Callable[..., list[Any]], scheduler: Any, nodes: list[Any]) -> list[Any]:
-    _report_misplaced(nodes, lambda: original(scheduler, nodes))
-    return original(scheduler, nodes)
-
-
-def _reorder_for_memory(original: Callable[..., list[Any]], nodes: list[Any], *args: Any, **kwargs: Any) -> list[Any]:
-    _report_misplaced(nodes, lambda: original(nodes, *args, **kwargs))
-    return original(nodes, *args, **kwargs)
-
-
 KEEP_MUTATION_ORDER = Defect(
     name="keep_mutation_order",
     effect="on a CPU, gradients through upsampling and other scatter-adds are silently zero (torch 2.13), and what is "
     "computed from a tensor before its slice is overwritten has the new elements (torch 2.10 and 2.11)",
     severity="wrong code",
-    since=(2, 10, 0),
     fixed=(2, 14, 0),
     repair="a kernel that reads a mutated buffer waits for the mutation, and the mutation for those that read before",
     replaces={
         "torch._inductor.scheduler:SchedulerNode.recompute_size_and_body": _recompute_body,
-        "torch._inductor.scheduler:Scheduler.topological_sort_schedule": _sort_topologically,
-        "torch._inductor.memory:reorder_for_peak_memory": _reorder_for_memory,
+        "torch._inductor.scheduler:Scheduler.topological_sort_schedule": _in_order,
+        "torch._inductor.memory:reorder_for_peak_memory": _in_order,
     },
 )
 
@@ -283,8 +265,6 @@ REALIZE_READERS_FIRST = Defect(
     name="realize_readers_first",
     effect="what was computed from a buffer before a custom operator writes to it is computed from the new value",
     severity="wrong code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the old value is read before the write",
     replaces={"torch._inductor.ir:FallbackKernel.__init__": _register_after_readers},
 )

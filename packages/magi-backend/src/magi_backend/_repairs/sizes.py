@@ -7,17 +7,17 @@ import ast
 import functools
 import inspect
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import sympy
 import torch
+from torch.utils._sympy.functions import Mod
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from magi_backend._torch_compat.compiling import is_our_backend
 
 from ._defect import Defect, report
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def _bounded_truediv(original: Callable[..., Any], a: Any, b: Any) -> Any:
@@ -29,7 +29,6 @@ def _bounded_truediv(original: Callable[..., Any], a: Any, b: Any) -> Any:
     torch returns the unknown range.
     """
     from torch.utils._sympy.numbers import int_oo
-    from torch.utils._sympy.value_ranges import ValueRanges
 
     ranges = [ValueRanges.wrap(value) for value in (a, b)]
     unbounded = (values.lower == -int_oo or values.upper == int_oo for values in ranges)
@@ -44,8 +43,6 @@ BOUND_INFINITE_QUOTIENTS = Defect(
     effect="a division of two dynamic sizes as tensors, as in Longformer, does not compile: "
     "'TypeError: Invalid NaN comparison'",
     severity="no code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="the range of a quotient of two unbounded sizes is taken as unknown",
     replaces={"torch.utils._sympy.value_ranges:SymPyValueRangeAnalysis.truediv": _bounded_truediv},
 )
@@ -70,8 +67,6 @@ DIVIDE_SIZES_EXACTLY = Defect(
     name="divide_sizes_exactly",
     effect="on a GPU, nearest upsampling to a size given by another tensor is shifted by a pixel at some sizes",
     severity="wrong code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="a quotient of sizes is computed in float64, as Python does",
     replaces={"torch._inductor.codegen.triton:TritonPrinter._print_IntTrueDiv": _exact_division},
 )
@@ -80,8 +75,6 @@ DIVIDE_SIZES_EXACTLY = Defect(
 @functools.lru_cache(4096)
 def cancelled(question: Any) -> Any:
     """*question*, with the reciprocals in its remainders cancelled."""
-    import sympy
-    from torch.utils._sympy.functions import Mod
 
     def has_reciprocal(remainder: Any) -> bool:
         return any(power.exp.is_negative for power in remainder.atoms(sympy.Pow))
@@ -142,7 +135,6 @@ ORDER_SYMBOLIC_STRIDES = Defect(
     effect="attention in a training graph with dynamic sizes does not compile: "
     "'cannot determine truth value of Relational'",
     severity="no code",
-    since=(2, 10, 0),
     fixed=(2, 14, 1),
     repair="symbolic strides are compared by what is known of the sizes",
     replaces={"torch._inductor.ir:get_stride_order": _stride_order},
@@ -179,7 +171,6 @@ KEEP_SAVED_STRIDES_SYMBOLIC = Defect(
     effect="a training step with dynamic sizes is compiled again for each size, or fails at the third: "
     "'expected size 2==2, stride 90==126'",
     severity="no code",
-    since=(2, 10, 0),
     fixed=(2, 15, 0),
     repair="strides of saved tensors are expressions of the sizes",
     replaces={"torch._inductor.output_code:set_tracing_context_output_strides": _set_symbolic_strides},
@@ -247,8 +238,6 @@ ASK_SIZES_ONCE = Defect(
     name="ask_sizes_once",
     effect="each call of a net with dynamic sizes computes the sizes of its layers for many guards",
     severity="slower code",
-    since=(2, 10, 0),
-    fixed=None,
     repair="guards share what they compute of the sizes",
     replaces={"torch._dynamo.guards:GuardBuilder.add_python_lambda_leaf_guard_to_root": _ask_once},
     is_in_capture=True,
