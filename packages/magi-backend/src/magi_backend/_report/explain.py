@@ -288,7 +288,7 @@ def _explained(
 
             def replay(called: Callable[..., Any]) -> Outcome:
                 numbers.rewind()
-                return run(called, args, kwargs, () if owner is None else (owner,))
+                return run(called, args, kwargs, owner)
 
             expected = [replay(eager)]
             draws = numbers.were_drawn()

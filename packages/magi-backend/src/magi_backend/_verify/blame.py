@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import operator
 import re
 import threading
 from collections import Counter
@@ -152,12 +153,8 @@ def _tensors_in(node: Node, value: Any, graph: Graph) -> Any:
     """*node*, or its items if it is a tuple, because a compiled graph returns only tensors."""
     if not isinstance(value, tuple | list):
         return node
-    items = (graph.call_function(_item, (node, index)) for index in range(len(value)))
+    items = (graph.call_function(operator.getitem, (node, index)) for index in range(len(value)))
     return tuple(_tensors_in(item, each, graph) for item, each in zip(items, value, strict=True))
-
-
-def _item(values: Any, index: int) -> Any:
-    return values[index]
 
 
 @dataclass(frozen=True)
@@ -235,11 +232,6 @@ SMALL = 4 * AT_ONCE
 """So many operators may always be compiled, because in small graphs the limit would end a search that costs little."""
 
 
-def cost(seconds: float) -> str:
-    """How long a search takes, as text, if compiling the whole piece took *seconds*."""
-    return f"about {TYPICAL * seconds:.0f} s, at most about {MOST * seconds:.0f} s"
-
-
 def first_operator(gm: GraphModule, args: tuple[Any, ...], compile_part: Compile, *, gradients: bool) -> str:
     """A sentence on the operator of *gm* whose output, or with *gradients* whose gradient, differs for inputs *args*.
 
@@ -278,7 +270,9 @@ class _Search:
         """The shortest range in *span* that was found to differ."""
         alone_right = False
         while len(span) > 1 and self.left >= len(span):
-            wrong = None if alone_right else self._wrong(_pieces(span))
+            count = len(span) if len(span) <= AT_ONCE else WAYS
+            bounds = itertools.pairwise(len(span) * index // count for index in range(count + 1))
+            wrong = None if alone_right else self._wrong([span[start:end] for start, end in bounds])
             if wrong is None:
                 alone_right = alone_right or len(span) <= AT_ONCE
                 wrong = self._wrong_without_an_end(span)
@@ -322,13 +316,6 @@ class _Search:
             verdicts.append(any(self.gradients or not d.name.startswith("gradient") for d in wrong))
             start = places.stop
         return verdicts
-
-
-def _pieces(span: tuple[Unit, ...]) -> list[tuple[Unit, ...]]:
-    """*span* in consecutive pieces of about equal length."""
-    count = len(span) if len(span) <= AT_ONCE else WAYS
-    bounds = [len(span) * index // count for index in range(count + 1)]
-    return [span[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _outcome(outcome: Outcome, index: int, places: range) -> Outcome:
@@ -442,7 +429,9 @@ class CheckedPiece:
                     raise MismatchError(f"magi.check: {self.title}: {_how(other, f'eager code with {of}')}")
         if wrong is not None:
             msg = f"magi.check: {self.title}: {_how(wrong, 'the compiled code')}"
-            logger.warning("%s Searching for the operator, which takes %s.", msg, cost(self.seconds + seconds))
+            seconds += self.seconds
+            cost = f"about {TYPICAL * seconds:.0f} s, at most about {MOST * seconds:.0f} s"
+            logger.warning("%s Searching for the operator, which takes %s.", msg, cost)
             try:
                 culprit = self.blame(args, wrong.name.startswith("gradient"))
             except Exception as error:

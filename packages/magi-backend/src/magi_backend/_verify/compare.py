@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -214,11 +214,6 @@ def _shown(container: Container | None, value: object) -> str:
     return type(value).__qualname__ if container is None else str(container.kind)
 
 
-def magnitude(tensor: torch.Tensor) -> float:
-    """The largest absolute value in *tensor*; 0 for an empty one."""
-    return float(tensor.detach().abs().max()) if tensor.numel() else 0.0
-
-
 def _typical(tensor: torch.Tensor) -> float:
     """The root of the mean square of the finite values in *tensor*.
 
@@ -334,12 +329,9 @@ def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 class Replay:
     """The states of the generators of the CPU and of every GPU at one time."""
 
-    states: tuple[torch.Tensor, ...]
-
-    @classmethod
-    def now(cls) -> Replay:
-        """The current states."""
-        return cls((torch.random.get_rng_state(), *torch.cuda.get_rng_state_all()))
+    states: tuple[torch.Tensor, ...] = field(
+        default_factory=lambda: (torch.random.get_rng_state(), *torch.cuda.get_rng_state_all())
+    )
 
     def rewind(self) -> None:
         """Restore the generators."""
@@ -348,7 +340,7 @@ class Replay:
 
     def were_drawn(self) -> bool:
         """Whether random numbers were generated since."""
-        return not all(map(torch.equal, self.states, Replay.now().states))
+        return not all(map(torch.equal, self.states, Replay().states))
 
 
 @contextmanager
@@ -364,7 +356,7 @@ def replayed_random_numbers() -> Iterator[Replay]:
     """
     # Without a list of devices `fork_rng` warns where there is more than one (torch/random.py).
     with torch.random.fork_rng(list(range(torch.cuda.device_count()))):
-        yield Replay.now()
+        yield Replay()
 
 
 @dataclass(frozen=True)
@@ -385,19 +377,25 @@ def run(
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
-    modules: Sequence[nn.Module] = (),
+    module: nn.Module | None = None,
 ) -> Outcome:
-    """Run *fn* on copies of its arguments and differentiate its outputs; buffers of *modules* are restored."""
+    """Run *fn* on copies of its arguments and differentiate its outputs; the buffers of *module* are restored."""
     inputs, wanted = copy_inputs((args, dict(kwargs or {})))
     before = states_of(inputs)
-    parameters = {name: p for module in modules for name, p in module.named_parameters() if p.requires_grad}
-    with _buffers_put_back(modules):
+    owner = nn.Module() if module is None else module
+    parameters = {name: parameter for name, parameter in owner.named_parameters() if parameter.requires_grad}
+    buffers = copy.deepcopy(dict(owner.named_buffers()))
+    try:
         start = time.perf_counter()
         outputs = fn(*inputs[0], **inputs[1])
         gradients = _gradients(outputs, parameters | wanted)
         _torch_compat.values.synchronize()
         seconds = time.perf_counter() - start
         outputs = with_leaves(outputs, lambda leaf: alone(leaf) if isinstance(leaf, torch.Tensor) else leaf)
+    finally:
+        with torch.no_grad():
+            for name, buffer in owner.named_buffers():
+                buffer.copy_(buffers[name])
     written = frozenset(path for path, state in states_of(inputs).items() if before.get(path) != state)
     inputs = with_leaves(inputs, lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf)
     return Outcome(outputs, inputs, written, gradients, seconds)
@@ -416,7 +414,8 @@ def differences(
     An input is called *kind* and its path, or what *names* has for the path. *computed_in* are the graph's dtypes.
     """
     known = names or {}
-    size = max((magnitude(g) for g in expected.gradients.values() if g is not None), default=1.0)
+    gradients = (gradient for gradient in expected.gradients.values() if gradient is not None and gradient.numel())
+    size = max((float(gradient.detach().abs().max()) for gradient in gradients), default=1.0)
     written = {f"{kind}{path}" for path in actual.written | expected.written}
 
     def input_title(name: str) -> str:
@@ -460,18 +459,6 @@ def states_of(tree: Any) -> dict[str, tuple[int, object]]:
     return {path: (id(leaf), state_of(leaf)) for path, leaf in tensors_of(tree)}
 
 
-@contextmanager
-def _buffers_put_back(modules: Sequence[nn.Module]) -> Iterator[None]:
-    state = [copy.deepcopy(dict(module.named_buffers())) for module in modules]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for module, buffers in zip(modules, state, strict=True):
-                for name, buffer in module.named_buffers():
-                    buffer.copy_(buffers[name])
-
-
 def _gradients(outputs: Any, wanted: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
     roots = [leaf for _, leaf in tensors_of(outputs) if leaf.requires_grad]
     if not roots or not wanted:
@@ -513,31 +500,29 @@ def run_eager(
     """
     if not any(_torch_compat.nodes.is_empty(node) for node in gm.graph.nodes):
         return Expected(run(lambda *args: result(gm(*args)), args), None)
-    first = run(lambda *args: result(_Filled(gm, torch.Tensor.zero_).run(*args)), args)
+    first = run(lambda *args: result(_Filled(gm, zeros=True).run(*args)), args)
     rewind()
-    return Expected(first, run(lambda *args: result(_Filled(gm, _fill_otherwise).run(*args)), args))
+    return Expected(first, run(lambda *args: result(_Filled(gm, zeros=False).run(*args)), args))
 
 
 class _Filled(Interpreter):
-    """Runs a graph, and fills the memory that its calls leave as it was."""
+    """Runs a graph, and fills the memory that its calls leave as it was: with *zeros*, or NaN or the largest number."""
 
-    def __init__(self, gm: GraphModule, fill: Callable[[torch.Tensor], object]) -> None:
+    def __init__(self, gm: GraphModule, *, zeros: bool) -> None:
         super().__init__(gm)
-        self._fill = fill
+        self._zeros = zeros
 
     def run_node(self, node: Node) -> Any:
         value = super().run_node(node)
         if _torch_compat.nodes.is_empty(node):
+            memory = value.view(torch.uint8) if value.dtype is torch.float4_e2m1fn_x2 else value
+            has_nan = memory.is_floating_point() or memory.is_complex()
             with torch.no_grad():
-                self._fill(value.view(torch.uint8) if value.dtype is torch.float4_e2m1fn_x2 else value)
+                if self._zeros or memory.dtype is torch.bool:
+                    memory.fill_(not self._zeros)
+                else:
+                    memory.fill_(math.nan if has_nan else torch.iinfo(memory.dtype).max)
         return value
-
-
-def _fill_otherwise(tensor: torch.Tensor) -> None:
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(float("nan"))
-    else:
-        tensor.fill_(True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
 
 
 def _settled(actual: Any, expected: Any, other: Any) -> Any:
@@ -555,14 +540,8 @@ def _settled_leaf(actual: Any, expected: Any, other: Any) -> Any:
     # torch 2.11 does not choose between unsigned numbers.
     bits = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}.get(actual.dtype)
     ours, theirs = (actual, expected) if bits is None else (actual.view(bits), expected.view(bits))
-    return torch.where(_depends(comparable(expected), comparable(other)), theirs, ours).view(actual.dtype)
-
-
-def _depends(expected: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The elements that depend on memory that nobody has written.
-
-    Floating-point elements that merely differ do not count, because the order of additions may differ between runs.
-    """
-    if expected.is_floating_point() or expected.is_complex():
-        return other.isnan() & ~expected.isnan()
-    return expected != other
+    first, second = comparable(expected), comparable(other)
+    has_nan = first.is_floating_point() or first.is_complex()
+    # Floating-point elements that merely differ do not count: the order of additions may differ between runs.
+    depends = second.isnan() & ~first.isnan() if has_nan else first != second
+    return torch.where(depends, theirs, ours).view(actual.dtype)
