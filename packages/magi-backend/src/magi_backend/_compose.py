@@ -28,7 +28,7 @@ from ._hot.entry import with_sizes
 from ._hot.exchange import exchange_of
 from ._hot.first_call import with_eager_first
 from ._hot.recordings import Recordings
-from ._passes import chosen_passes, partitioner_settings
+from ._passes import chosen_passes
 from ._progress import progress
 from ._records.log import CompilationLog, count_ours, op_uses, open_log
 from ._regions import piece_structure, regions
@@ -204,6 +204,11 @@ def _compile_by_inductor(
     if job.recordings is not None:
         base.setdefault("triton.cudagraphs", True)
 
+    # A budget of exactly 0 makes the partitioner save nothing but inputs, whatever is marked; just above it, it saves
+    # the marked tensors and as little else as it can.
+    budget = config.memory_budget
+    partitioner = {} if budget is None else {"activation_memory_budget": max(budget, 1e-6)}
+
     def recording(graph: Graph) -> contextlib.AbstractContextManager[None]:
         if job.recordings is None:
             return contextlib.nullcontext()
@@ -238,7 +243,7 @@ def _compile_by_inductor(
         graphs.listening(),
         recording(Graph()),  # a graph from AOTAutograd's cache has no names of symbols
         magi_tritonwrap.unsupported_launches(config.on_unsupported),
-        aot_autograd.patch(partitioner_settings(config.memory_budget)),
+        aot_autograd.patch(partitioner),
     ):
         options = PassPipeline(passes).inductor_options(base=base)
         return _torch_compat.compiling.compile_fx(gm, example_inputs, compile_graph, options)

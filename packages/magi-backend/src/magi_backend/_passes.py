@@ -194,15 +194,6 @@ class SelectiveRecompute(MagiInductorPass):
         return outputs(graph, is_sensitive), outputs(graph, is_free_product) if self.products else []
 
 
-def partitioner_settings(memory_budget: float | None) -> dict[str, Any]:
-    """The settings of AOTAutograd's partitioner for *memory_budget*.
-
-    A budget of exactly 0 makes the partitioner save nothing but inputs, whatever is marked; just above it, it saves
-    the marked tensors and as little else as it can.
-    """
-    return {} if memory_budget is None else {"activation_memory_budget": max(memory_budget, 1e-6)}
-
-
 @dataclass(frozen=True)
 class ActiveRepairs(MagiInductorPass):
     """Puts the names of the active repairs of torch into reports and cache keys; the repairs are in `_repairs`.

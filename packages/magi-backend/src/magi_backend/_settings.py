@@ -224,7 +224,13 @@ class CompileConfig(BaseModel):
         """
         config = cls()
         if config_patch is not None:
-            config = config.replace(_patch_values(config, config_patch), origin="config_patch")
+            patch: object = config_patch(config) if callable(config_patch) else config_patch
+            if isinstance(patch, CompileConfig):
+                pairs = zip(patch.items(), config.items(), strict=True)
+                patch = {name: value for (name, value), (_, old) in pairs if value != old}
+            elif not isinstance(patch, Mapping):
+                raise ConfigError(f"config_patch gave a {type(patch).__name__}. {_VALUES}")
+            config = config.replace(patch, origin="config_patch")
         return config.replace(options, origin="options") if options else config
 
     def replace(self, values: Mapping[str, object], *, origin: str = "argument") -> CompileConfig:
@@ -297,17 +303,6 @@ _VALUES = (
     "It is a dict of dotted names such as {'check': True}, or a function of the settings so far that returns such a "
     "dict or a CompileConfig, for example config.replace({'check': True})."
 )
-
-
-def _patch_values(base: CompileConfig, patch: ConfigPatch) -> Mapping[str, object]:
-    result: object = patch(base) if callable(patch) else patch
-    if isinstance(result, CompileConfig):
-        return {
-            name: value for (name, value), (_, old) in zip(result.items(), base.items(), strict=True) if value != old
-        }
-    if isinstance(result, Mapping):
-        return result
-    raise ConfigError(f"config_patch gave a {type(result).__name__}. {_VALUES}")
 
 
 @functools.cache

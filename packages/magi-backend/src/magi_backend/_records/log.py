@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import logging
 import operator
@@ -347,18 +348,13 @@ def count_ours() -> None:
         _ours["graphs"] += 1
 
 
-_files: dict[tuple[Folder, int], ProcessFile] = {}
 _lock = threading.Lock()
 
 
-def process_file(place: str) -> ProcessFile:
-    """The record of this process in the folder *place*, which Dynamo calls from now on, on this thread."""
-    folder = folder_of(place)
-    with _lock:
-        file = _files.get((folder, os.getpid()))
-        if file is None:
-            file = _files[folder, os.getpid()] = ProcessFile(folder)
-    return file
+@functools.cache
+def process_file(place: str, _: int) -> ProcessFile:
+    """The record of this process, whose id tells it from one that it was forked from, in the folder *place*."""
+    return ProcessFile(folder_of(place))
 
 
 def processes(place: Path) -> Iterator[ProcessRecord]:
@@ -451,7 +447,8 @@ def open_log(
             log.update(**_capture(gm), captured=log.kept(lambda: graph_text(gm.graph)))
             _frame.logs.append(log)
             if report:
-                file = process_file(report)
+                with _lock:  # one file for all threads
+                    file = process_file(report, os.getpid())
                 file.logs.add(log)
                 _frame.files.add(file)
             _torch_compat.frames.when_frames_end(_frame_ended)
