@@ -3,35 +3,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._defect import Defect, report
 
 
-NAME = "region_memory"
-
-
-def _shared_memory(region: Any, place: int) -> list[str] | None:
-    """The operands of *region* in whose memory its result at *place* lies; None if no other value lies in its memory.
-
-    The forward of a region gives the backward what it saves, which may be an operand, or a view of another result.
-    """
-    from torch._inductor import ir
-
-    no_memory = (ir.ShapeAsConstantBuffer, ir.NoneAsConstantBuffer)
-    results = region.subgraph.graph.graph_outputs
-    names = ["" if isinstance(result, no_memory) else result.get_name() for result in results]
-    inside = region.subgraph.graph.graph_input_names
-    operands = [operand.get_name() for operand, name in zip(region.inputs, inside, strict=True) if name == names[place]]
-    return operands if operands or Counter(names)[names[place]] > 1 else None
-
-
 def _kept_apart(
     original: Callable[..., None], result: Any, layout: Any, region: Any, indices: Any, *args: Any, **kwargs: Any
 ) -> None:
-    """Make *result* one of *region*, and see that no memory that it shares is used for anything else."""
+    """Make *result* one of *region*, and see that no memory that it shares is used for anything else.
+
+    The forward of a region gives the backward what it saves, which may be an operand, or a view of another result.
+    """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
 
@@ -39,9 +23,14 @@ def _kept_apart(
     result.magi_operands = []
     if not isinstance(region, ir.InvokeSubgraph):
         return
-    operands = _shared_memory(region, indices[0][1])
-    if operands is not None:
-        report(NAME)
+    subgraph: Any = region.subgraph
+    no_memory = (ir.ShapeAsConstantBuffer, ir.NoneAsConstantBuffer)
+    names = ["" if isinstance(each, no_memory) else each.get_name() for each in subgraph.graph.graph_outputs]
+    name = names[indices[0][1]]
+    given: Any = zip(region.inputs, subgraph.graph.graph_input_names, strict=True)
+    operands = [operand.get_name() for operand, parameter in given if parameter == name]
+    if operands or names.count(name) > 1:
+        report("region_memory")
         result.magi_operands = operands
         V.graph.never_reuse_buffers.update([result.get_name(), *operands])
 
@@ -57,12 +46,12 @@ def _without_donations(original: Callable[..., None], graph: Any, *args: Any, **
     """
     original(graph, *args, **kwargs)
     if graph.bw_donated_idxs:
-        report(NAME)
+        report("region_memory")
         graph.bw_donated_idxs = None
 
 
 REGION_MEMORY = Defect(
-    name=NAME,
+    name="region_memory",
     effect="gradients of a nested_compile_region are computed from memory that other kernels have overwritten",
     severity="wrong code",
     repair="what a region gives back and takes is kept until its last use",
