@@ -7,7 +7,6 @@ The table is the real one. Instead of a captured graph it has a model of one, in
 from __future__ import annotations
 
 import random
-import types
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, cycle, islice
 from typing import Any
@@ -41,7 +40,7 @@ class World:
         self.hot_sizes, self.own = hot_sizes, own
         patch.setattr(tables, "perf_counter", lambda: self.now)
 
-        def compiled(key: tuple[int], _: Any, **__: Any) -> Callable[[list[Any]], None]:
+        def make(key: tuple[int, ...], _: bool) -> Callable[[list[Any]], None]:
             (size,) = key
             self.made.append(size)
             self.compiled_seconds += compiling(size)
@@ -49,12 +48,11 @@ class World:
             return lambda inputs: self.pass_by(own(size))
 
         inputs = GraphInputs(("n",), ("n",), (SizeInput(0, "s0", "n"),), differentiates=False)
-        graph: Any = types.SimpleNamespace(inputs=inputs, compiled=compiled, title=lambda key: f"s0={key[0]}")
         self.general = general
         self.table = SizeTable(
-            graph,
+            inputs,
             lambda size: self.pass_by(general(size)),
-            lambda *_: None,  # type: ignore[arg-type]
+            make,
             hot_sizes=hot_sizes,
             hot_after=hot_after,
             explicit=[],

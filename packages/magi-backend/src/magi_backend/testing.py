@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,11 +30,10 @@ def size_dispatcher(
     """
     names = tuple(f"input{place}" for place in range(inputs))
     hot = tuple(SizeInput(place, f"s{place}", names[place]) for place in sizes)
-    graph: Any = types.SimpleNamespace(inputs=GraphInputs(names, names, hot, differentiates=False))
     table = SizeTable(
-        graph,
+        GraphInputs(names, names, hot, differentiates=False),
         general=lambda *_: None,
-        compile_static=lambda *_: next(iter(codes.values())),
+        make=lambda key, _: codes[key],
         hot_sizes=len(codes),
         hot_after=2**31,
         explicit=[],

@@ -21,6 +21,9 @@ from .dispatch import GraphInputs, Key, solved, why_symbolic
 Compile = Callable[[GraphModule, Sequence[Any], str], Callable[..., Any]]
 """Compiles a graph without symbols, given its inputs and a title."""
 
+Run = Callable[[list[Any]], Any]
+"""Code for one size: a function of a list of the inputs that are not sizes."""
+
 Condition = Callable[[Sequence[int]], bool]
 """Whether code holds for the values of a graph's size inputs."""
 
@@ -101,13 +104,16 @@ class Captured:
         """The sizes in *key* with their names, for the report."""
         return ", ".join(f"{size.symbol}={number}" for size, number in zip(self.inputs.sizes, key, strict=True))
 
-    def compiled(self, key: Key, compile_static: Compile, *, beside_others: bool) -> Callable[[list[Any]], Any]:
-        """Code for the sizes *key*: a function of a list of the other inputs. Other threads may go on.
+    def compiled(self, key: Key, compile_static: Compile, *, beside_others: bool) -> Run | None:
+        """Code for the sizes *key*; None if other threads go on, and another state of the process is in force.
 
         Raises:
             StaysSymbolicError: A size in the graph does not follow from *key*, or the code would need a guard.
             Exception: Whatever a compiler raises.
         """
+        # What belongs to the process cannot be set for one thread.
+        if beside_others and not self.state.is_of_process():
+            return None
         world = symbols.FakeWorld(self.values(key))
         compiled, _ = self._compiled(key, compile_static, world, beside_others=beside_others)
         return symbols.boxed(compiled)

@@ -174,9 +174,9 @@ def with_sizes(
         logger.warning("%s: no size gets code because it comes back: %s", log.label, exchange.why)
     explicit = explicit_keys(captured, config.compile_sizes)
     table = SizeTable(
-        captured,
+        inputs,
         general,
-        compile_static,
+        lambda key, beside_others: captured.compiled(key, compile_static, beside_others=beside_others),
         hot_sizes=config.hot_sizes,
         hot_after=config.hot_after,
         explicit=explicit if padded is None else list(dict.fromkeys(map(padded, explicit))),

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from magi_backend._records.log import CompilationLog
 from magi_backend._torch_compat import recording, state
@@ -50,18 +50,8 @@ class Part:
     ints: tuple[int, ...] | None = None
 
 
-class _Parts:
-    """Makes the recordings of a table. A key is a part, and the ints of a call."""
-
-    inputs = GraphInputs((), (), (), differentiates=False)
-
-    def compiled(self, key: Any, *_: object, **__: object) -> Recording:
-        made: Recording = key[0].it.record()
-        return made
-
-
 class RecordingTable(SizeTable):
-    """The sizes of the calls of some parts, and which of them have a CUDA graph."""
+    """The sizes of the calls of some parts, and which of them have a CUDA graph. A key is a part, and the ints."""
 
     noun: ClassVar[str] = "CUDA graph"
     instead: ClassVar[str] = "without a CUDA graph"
@@ -77,9 +67,9 @@ class RecordingTable(SizeTable):
         self._gone: list[Part] = []
         """Parts that nobody can call any more."""
         super().__init__(
-            _Parts(),  # type: ignore[arg-type]
+            GraphInputs((), (), (), differentiates=False),
             lambda part, inputs: part.plain(inputs),
-            lambda *_: lambda inputs: inputs,
+            lambda key, _: cast("Any", key)[0].it.record(),
             hot_sizes=most,
             hot_after=AFTER,
             explicit=[],

@@ -28,8 +28,8 @@ from magi_backend._torch_compat.tuning import InTurn
 from magi_backend.records import SizesOutcome, SizeUse
 
 from .background import jobs
-from .captured import Captured, Compile, reason_of, why_not_now
-from .dispatch import Key, make_dispatch
+from .captured import Run, reason_of, why_not_now
+from .dispatch import GraphInputs, Key, make_dispatch
 from .exchange import Exchange
 from .ranks import Round
 
@@ -104,7 +104,7 @@ class Size:
     hits: int = 0
     made: int = 0
     failed: str = ""
-    run: Callable[[list[Any]], Any] | None = None
+    run: Run | None = None
     seconds: float = 0.0
     explicit: bool = False
     general: float = math.inf
@@ -137,9 +137,10 @@ class SizeTable:
     The same rules decide which sizes have a recorded CUDA graph (`RecordingTable`).
 
     Attributes:
-        captured: The graph, or what else makes the code.
+        inputs: The inputs of the graph.
         general: The code for any size.
-        compile_static: Compiles a graph without symbols, given its inputs and a title.
+        make: Makes the code of one size, a function of a list of the inputs that are not sizes, given whether other
+            threads go on; None if that is not possible now.
         hot_sizes: How many sizes that came back may have code at a time; 0 for none.
         hot_after: The call with the same sizes, counted from 1, at which code may be made for them.
         explicit: The sizes that still wait for code, which they get at the first call.
@@ -152,9 +153,9 @@ class SizeTable:
         codes: The sizes with code of their own that calls find.
     """
 
-    captured: Captured
+    inputs: GraphInputs
     general: Callable[..., Any]
-    compile_static: Compile
+    make: Callable[[Key, bool], Run | None]
     hot_sizes: int
     hot_after: int
     explicit: list[Key]
@@ -186,7 +187,7 @@ class SizeTable:
     def dispatch(self) -> Callable[..., Any]:
         """The function that runs each call."""
         return make_dispatch(
-            self.captured.inputs,
+            self.inputs,
             self.label,
             find=self.codes.get,
             other=lambda key, args: self._run(self._made_now(key), key, args),
@@ -223,7 +224,7 @@ class SizeTable:
     def _inputs_of(self, args: tuple[Any, ...]) -> list[Any]:
         """What code of one size gets of *args*."""
         inputs = list(args)
-        for size in reversed(self.captured.inputs.sizes):
+        for size in reversed(self.inputs.sizes):
             del inputs[size.place]
         return inputs
 
@@ -324,8 +325,7 @@ class SizeTable:
         with self._lock:
             size = self._others.get(key)
             due = size is not None and self._is_due(key, size)
-        # What belongs to the process cannot be set for one thread: a later call of this size tries again.
-        if due and self.captured.state.is_of_process():
+        if due:
             self._make(key, explicit=False)
 
     def _code_of(self, key: Key) -> Size | None:
@@ -393,10 +393,12 @@ class SizeTable:
         start = perf_counter()
         run, failure = None, None
         try:
-            beside_others = self.in_background and not explicit
-            run = self.captured.compiled(key, self.compile_static, beside_others=beside_others)
+            run = self.make(key, self.in_background and not explicit)
         except Exception as error:  # noqa: BLE001 - whatever it is, there is code for any size
             failure = error
+        else:
+            if run is None:
+                return  # a later call of this size tries again
         seconds = perf_counter() - start
         if not explicit:
             with self._lock:
@@ -411,7 +413,7 @@ class SizeTable:
         else:
             self._fail(key, reason_of(failure), failure)
 
-    def _take(self, key: Key, run: Callable[[list[Any]], Any] | None, seconds: float, *, explicit: bool) -> None:
+    def _take(self, key: Key, run: Run | None, seconds: float, *, explicit: bool) -> None:
         """Let calls find *run*, the code for *key*, which was made in *seconds*."""
         with self._lock:
             size = self._others.pop(key, None) or Size()
@@ -475,7 +477,7 @@ class SizeTable:
 
     def named(self, key: Key) -> tuple[tuple[str, int], ...]:
         """The sizes in *key* with their names."""
-        return tuple(zip((symbol for symbol, _ in self.captured.inputs.symbols), key, strict=True))
+        return tuple(zip((size.symbol for size in self.inputs.sizes), key, strict=True))
 
     def title(self, key: Key) -> str:
         """The sizes in *key* as text."""
@@ -498,7 +500,7 @@ class SizeTable:
         uses = tuple(sorted(uses, key=lambda use: (-use.calls, use.sizes)))
         hits = sum(use.hits for use in uses)
         return SizesOutcome(
-            symbols=self.captured.inputs.symbols,
+            symbols=self.inputs.symbols,
             uses=uses,
             calls=self._calls + hits,
             hits=hits,
