@@ -19,7 +19,7 @@ from magi_tritonwrap import NoFakeError, OpaqueFallbackWarning
 from torch.utils._pytree import tree_leaves
 
 from ._settings import CompileConfig
-from ._torch_compat.nodes import is_operator
+from ._torch_compat.nodes import overloads_of
 
 
 _BY_HANDLE = "no: these calls pass the handle of an object, which hides it; pass the object"
@@ -174,7 +174,7 @@ def _kernels_of(fn: Callable[..., Any], extra: object) -> magi_tritonwrap.Kernel
 
 def registered(target: object) -> magi_opschema.OpDef | None:
     """The definition of the operator that a graph node calls; None if it was not registered with magi-opschema."""
-    if not is_operator(target):
+    if not overloads_of(target):
         return None
     try:
         return magi_opschema.op_def(target)

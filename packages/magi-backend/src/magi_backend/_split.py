@@ -52,7 +52,7 @@ def boundary_overloads(names: Collection[str]) -> frozenset[str]:
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
-        if packet is None or not _torch_compat.nodes.is_operator(packet):
+        if not _torch_compat.nodes.overloads_of(packet):
             close = get_close_matches(name, _torch_compat.nodes.operator_names(), n=3)
             raise BoundaryOpError(
                 f"magi.boundary_ops names {name!r}, but no such operator is registered.{did_you_mean(close)} "

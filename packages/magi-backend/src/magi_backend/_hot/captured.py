@@ -100,10 +100,6 @@ class Captured:
                 values |= {s: n for s, n in solved(expression, number).items() if s not in values}
         return values
 
-    def title(self, key: Key) -> str:
-        """The sizes in *key* with their names, for the report."""
-        return ", ".join(f"{size.symbol}={number}" for size, number in zip(self.inputs.sizes, key, strict=True))
-
     def compiled(self, key: Key, compile_static: Compile, *, beside_others: bool) -> Run | None:
         """Code for the sizes *key*; None if other threads go on, and another state of the process is in force.
 
@@ -144,7 +140,8 @@ class Captured:
             twins = symbols.Twins(world)
             inputs = [world.input(fake, description, node, twins) for fake, description, node in given]
             put_numbers(gm, world)
-            compiled = compile_graph(gm, inputs, self.title(key))
+            title = ", ".join(f"{size.symbol}={number}" for size, number in zip(self.inputs.sizes, key, strict=True))
+            compiled = compile_graph(gm, inputs, title)
         return compiled, world.condition()
 
 

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from magi_backend._torch_compat import state, symbols
 from magi_backend._torch_compat.nodes import nodes_in, source_name, tensors_of
+from magi_backend._torch_compat.values import float_memo
 
 
 Key = tuple[int, ...]
@@ -76,7 +77,7 @@ def read_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphInputs:
         SizeInput(place, str(value), paths[place] or str(value))
         for place, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
         if isinstance(value, torch.SymInt)
-        and (symbols.free_symbols(value) & in_shapes or not symbols.is_left_open(node))
+        and (symbols.free_symbols(value) & in_shapes or symbols.source_kind(node) != symbols.LEFT_OPEN)
     )
     trained = any(isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs)
     return GraphInputs(tuple(node.name for node in placeholders), paths, sizes, trained and torch.is_grad_enabled())
@@ -99,7 +100,8 @@ def why_symbolic(gm: GraphModule, example_inputs: Sequence[Any], inputs: GraphIn
         if isinstance(value, torch.SymFloat | torch.SymBool):
             return f"its input {node.name} is a symbolic {type(value).__name__.removeprefix('Sym').lower()}"
         is_size = isinstance(value, torch.SymInt)
-        known |= symbols.free_symbols(value) if is_size else symbols.number_symbols(node)
+        # A float argument is a tensor that Dynamo reads with ``.item()``.
+        known |= symbols.free_symbols(value if is_size else float_memo(node.meta.get("example_value")))
     for place in (size.place for size in inputs.sizes):
         if example_inputs[place].node.is_nested_int():
             return f"{inputs.paths[place] or placeholders[place].name} is the ragged size of a nested tensor"

@@ -118,7 +118,7 @@ def inputs_as_text(captured: Captured) -> str:
         if path and not symbols.is_parameter(node) and not path.endswith("]._base"):
             if isinstance(value, torch.Tensor):
                 inputs.append(f"{path} {_shown(tuple(value.shape))}")
-            elif isinstance(value, torch.SymInt) and not symbols.is_size_of_input(node):
+            elif isinstance(value, torch.SymInt) and symbols.source_kind(node) != symbols.SIZE_OF_INPUT:
                 inputs.append(f"{path} {value}")
     return "; ".join(inputs)
 

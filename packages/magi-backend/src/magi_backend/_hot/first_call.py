@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from magi_backend._records.log import CompilationLog
 from magi_backend._torch_compat import compiling, state, symbols
@@ -160,7 +161,7 @@ def why_in_call(captured: Captured, exchange: Exchange | None) -> str:
         return exchange.why or "it exchanges with other ranks, which must run the same code"
     if any(float_memo(fake) is not None for fake in captured.fakes):
         return "an input is a float, for which Dynamo may have to capture the function again"
-    if any(symbols.is_unbacked(captured.fakes[size.place]) for size in captured.inputs.sizes):
+    if any(free_unbacked_symbols(captured.fakes[size.place]) for size in captured.inputs.sizes):
         return "a size is open for 0 and 1"
     if not all(captured.fakes[size.place].node.expr.is_Symbol for size in captured.inputs.sizes):
         return "an input is a size that is computed from others"

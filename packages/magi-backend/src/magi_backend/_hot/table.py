@@ -71,13 +71,14 @@ class Choices:
         region = state.checkpoint_region(hooks)
         if region is None:
             return choose()
-        if region.frame is None:
+        frame, recomputes = region
+        if frame is None:
             return None
-        if not region.recomputes:
-            taken = choose()
-            self._taken.setdefault(region.frame, []).append(taken)
-            return taken
-        return next(self._replayed.setdefault(hooks[0], iter(self._taken.get(region.frame, ()))), None)
+        if recomputes:
+            return next(self._replayed.setdefault(hooks[0], iter(self._taken.get(frame, ()))), None)
+        taken = choose()
+        self._taken.setdefault(frame, []).append(taken)
+        return taken
 
 
 @dataclass(slots=True)

@@ -147,11 +147,6 @@ def operator_name(target: object) -> str:
     return str(overloads[0].name()).partition(".")[0] if overloads else ""
 
 
-def is_operator(target: object) -> bool:
-    """Whether the target of a graph node is an operator of the dispatcher."""
-    return isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
-
-
 def is_higher_order(target: object) -> bool:
     """Whether the target of a graph node is an operator that takes graphs, such as the one of an autograd.Function."""
     return isinstance(target, torch._ops.HigherOrderOperator)

@@ -154,23 +154,12 @@ top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 """A function that returns the innermost hooks for saved tensors, or None. With its argument, also while tracing."""
 
 
-@dataclass(frozen=True)
-class Region:
-    """A region under ``torch.utils.checkpoint``.
-
-    Attributes:
-        frame: An object that its forward and its recomputations share; None if this torch does not have it.
-        recomputes: Whether this is a recomputation.
-    """
-
-    frame: Any
-    recomputes: bool
-
-
-def checkpoint_region(hooks: Any) -> Region | None:
+def checkpoint_region(hooks: Any) -> tuple[Any, bool] | None:
     """The region that saved-tensor *hooks* belong to; None if they are not those of ``torch.utils.checkpoint``.
 
-    Its hooks are closures: that of the forward over ``frame``, that of a recomputation over ``target_frame_ref``.
+    It is an object that its forward and its recomputations share, or None if this torch does not have it, and whether
+    this is a recomputation. The hooks are closures: that of the forward over ``frame``, that of a recomputation over
+    ``target_frame_ref``.
     """
     inner: Any = inspect.unwrap(hooks[0])
     if getattr(inner, "__module__", "") != "torch.utils.checkpoint":
@@ -178,7 +167,5 @@ def checkpoint_region(hooks: Any) -> Region | None:
     code = getattr(inner, "__code__", None)
     cells = dict(zip(code.co_freevars, inner.__closure__ or (), strict=True)) if code is not None else {}
     if "frame" in cells:
-        return Region(cells["frame"].cell_contents, recomputes=False)
-    if "target_frame_ref" in cells:
-        return Region(cells["target_frame_ref"].cell_contents(), recomputes=True)
-    return Region(None, recomputes=False)
+        return cells["frame"].cell_contents, False
+    return (cells["target_frame_ref"].cell_contents(), True) if "target_frame_ref" in cells else (None, False)

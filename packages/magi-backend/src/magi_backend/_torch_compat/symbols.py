@@ -62,13 +62,6 @@ def share_memory(descriptions: Sequence[Any]) -> bool:
     return len({*storages}) < len(storages)
 
 
-def is_unbacked(size: Any) -> bool:
-    """Whether *size* has a symbol about whose value nothing is known, not even that of the captured call."""
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    return bool(free_unbacked_symbols(size))
-
-
 class FakeWorld:
     """A fake mode in which the symbols of a capture have *values*, or stay open as other symbols with these hints."""
 
@@ -327,14 +320,16 @@ def is_parameter(placeholder: Node) -> bool:
     return "_dynamo_static_input_type" in placeholder.meta.get("tensor_dict", {})
 
 
-def is_size_of_input(placeholder: Node) -> bool:
-    """Whether an int input is a size, a stride or the offset of a tensor input."""
-    return type(getattr(placeholder, "_dynamo_source", None)).__name__ == "TensorPropertySource"
+SIZE_OF_INPUT, LEFT_OPEN = "TensorPropertySource", "DynamicScalarSource"
+"""Sources of an int input: a size, a stride or the offset of a tensor input; and a ``DynamicInt``.
+
+Torch never makes that a constant; object handles are such ints.
+"""
 
 
-def is_left_open(placeholder: Node) -> bool:
-    """Whether an int input is a ``DynamicInt``, which torch never makes a constant; object handles are such ints."""
-    return type(getattr(placeholder, "_dynamo_source", None)).__name__ == "DynamicScalarSource"
+def source_kind(placeholder: Node) -> str:
+    """The kind of the source of an input."""
+    return type(getattr(placeholder, "_dynamo_source", None)).__name__
 
 
 def free_symbols(value: Any) -> set[Any]:
@@ -351,12 +346,6 @@ def free_symbols(value: Any) -> set[Any]:
         for name in tensor.__tensor_flatten__()[0]:
             symbols |= free_symbols(getattr(tensor, name))
     return symbols
-
-
-def number_symbols(placeholder: Node) -> set[Any]:
-    """The symbol of a float argument, which Dynamo passes as a tensor and reads with ``.item()``."""
-    memo = float_memo(placeholder.meta.get("example_value"))
-    return set() if memo is None else set(memo.node.expr.free_symbols)
 
 
 def capture_with_constants(gm: GraphModule) -> None:
