@@ -9,6 +9,7 @@ each size, because the guards are known only when Dynamo has finished.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import threading
@@ -89,7 +90,6 @@ class Padding:
     condition: Condition | None
     changed: Callable[[], None]
     only: str = ""
-    _plans: dict[Key, Key] = field(default_factory=dict)
     _used: set[Key] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -116,15 +116,14 @@ class Padding:
 
     def around(self, answer: Callable[..., Any]) -> Callable[..., Any]:
         """The function that runs each call by *answer*, which gets padded inputs."""
-        places, find = self._places, self._plans.get
+        places, plan = self._places, functools.lru_cache(MOST_PLANS)(self._plan)
 
         def padded(*inputs: Any) -> Any:
             key = tuple([inputs[place] for place in places])
             try:
-                wanted = find(key)
+                wanted = plan(key)
             except TypeError:  # a symbolic size: the call is traced
                 return answer(*inputs)
-            wanted = wanted or self._plan(key)
             self._count(key, wanted)
             return answer(*inputs) if wanted == key else self._run(answer, inputs, key, wanted)
 
@@ -140,13 +139,7 @@ class Padding:
     def _plan(self, key: Key) -> Key:
         """The sizes that a call with the sizes *key* runs with."""
         wanted = self.padded_key(key)
-        if wanted != key and not self._fits(key, wanted):
-            wanted = key
-        with self._lock:
-            if len(self._plans) >= MOST_PLANS:
-                self._plans.clear()
-            self._plans[key] = wanted
-        return wanted
+        return wanted if wanted == key or self._fits(key, wanted) else key
 
     def _fits(self, key: Key, wanted: Key) -> bool:
         """Whether the code holds for both sizes, and rows stay apart for both."""

@@ -57,14 +57,13 @@ def put_numbers(gm: GraphModule, world: symbols.FakeWorld) -> None:
     """
     nodes = [node for node in nodes_in(gm) if "example_value" in node.meta]
     numbers: dict[Node, int] = {}
-    twins = symbols.Twins(world)
-    twins.describe([node.meta["example_value"] for node in nodes])
+    world.describe([node.meta["example_value"] for node in nodes])
     for node in nodes:
         value = node.meta["example_value"]
         is_number = isinstance(value, torch.SymInt) and node.graph is gm.graph
         if is_number and not world.knows(value):
             continue  # an int that stays an input
-        node.meta["example_value"] = twins.of(value)
+        node.meta["example_value"] = world.of(value)
         if is_number and not world.symbols():
             numbers[node] = node.meta["example_value"]
     for node in gm.graph.nodes:
@@ -137,8 +136,7 @@ class Captured:
             for size in reversed(self.inputs.sizes):
                 del given[size.place]
         with self.state.restored(beside_others=beside_others), self.context.compiling(world):
-            twins = symbols.Twins(world)
-            inputs = [world.input(fake, description, node, twins) for fake, description, node in given]
+            inputs = [world.input(fake, description, node) for fake, description, node in given]
             put_numbers(gm, world)
             title = ", ".join(f"{size.symbol}={number}" for size, number in zip(self.inputs.sizes, key, strict=True))
             compiled = compile_graph(gm, inputs, title)

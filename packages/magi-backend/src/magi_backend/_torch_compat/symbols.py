@@ -63,16 +63,24 @@ def share_memory(descriptions: Sequence[Any]) -> bool:
 
 
 class FakeWorld:
-    """A fake mode in which the symbols of a capture have *values*, or stay open as other symbols with these hints."""
+    """A fake mode in which the symbols of a capture have *values*, or stay open as other symbols with these hints.
+
+    It has a twin for each captured tensor. Twins share memory as the captured tensors do.
+    """
 
     def __init__(self, values: Mapping[Any, int]) -> None:
         from torch._functorch import config
         from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch._subclasses.meta_utils import MetaConverter
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self.shape_env = ShapeEnv()
         self._values = values
         self._opened: dict[Any, Any] = {}
+        self._converter: Any = MetaConverter()
+        self._descriptions: dict[int, Any] = {}
+        self._made: dict[int, torch.Tensor] = {}
+        self._alive: list[torch.Tensor] = []
         # As Dynamo makes the mode for a backend.
         with config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
             self.mode = FakeTensorMode(shape_env=self.shape_env)
@@ -153,7 +161,7 @@ class FakeWorld:
         make = self.shape_env.create_symintnode if isinstance(hint, int) else self.shape_env.create_symfloatnode
         return make(symbol, hint=hint, source=source)
 
-    def input(self, captured: Any, description: Any, placeholder: Node, twins: Twins) -> Any:
+    def input(self, captured: Any, description: Any, placeholder: Node) -> Any:
         """The input of a graph of this world, for the *captured* one with this *description*.
 
         An int that is not a size stays open, and so does a float argument, which is a tensor whose ``.item()`` is
@@ -166,7 +174,7 @@ class FakeWorld:
             return self.open_number(int(captured.node.hint), node._dynamo_source)
         if not is_description(description):
             return description
-        made: Any = twins.of_description(description)
+        made: Any = self._twin(description)
         memo = float_memo(captured)
         if memo is not None:
             made.item_memo = self.open_number(
@@ -174,63 +182,51 @@ class FakeWorld:
             )
         return made
 
-
-class Twins:
-    """The fake tensors of a world: a twin for each captured tensor. Twins share memory as the captured tensors do.
-
-    They are of the fake mode of *world*.
-    """
-
-    def __init__(self, world: FakeWorld) -> None:
+    def describe(self, trees: Sequence[Any]) -> None:
+        """Describe the tensors in *trees*, so that :meth:`of` knows them. No more inputs are made after this."""
         from torch._subclasses.meta_utils import MetaConverter
 
-        self._world = world
-        self._converter: Any = MetaConverter()
-        self._descriptions: dict[int, Any] = {}
-        self._made: dict[int, torch.Tensor] = {}
-        self._alive: list[torch.Tensor] = []
-
-    def describe(self, trees: Sequence[Any]) -> None:
-        """Describe the tensors in *trees*, so that :meth:`of` knows them."""
+        self._converter = MetaConverter()  # these descriptions are numbered from 0, as those of the inputs were
         tensors = [leaf for tree in trees for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         for tensor, description in zip(tensors, describe(tensors), strict=True):
             self._descriptions.setdefault(id(tensor), description)
 
     def of(self, tree: Any) -> Any:
         """*tree* with tensors replaced by their twins, and sizes by their numbers."""
-        return pytree.tree_map(self._leaf, tree)
 
-    def _leaf(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            if id(leaf) not in self._made:
-                self._made[id(leaf)] = self.of_description(self._descriptions[id(leaf)])
-            return self._made[id(leaf)]
-        return self._world.number(leaf) if isinstance(leaf, torch.SymInt) else leaf
+        def of_leaf(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                if id(leaf) not in self._made:
+                    self._made[id(leaf)] = self._twin(self._descriptions[id(leaf)])
+                return self._made[id(leaf)]
+            return self.number(leaf) if isinstance(leaf, torch.SymInt) else leaf
 
-    def of_description(self, description: Any) -> torch.Tensor:
+        return pytree.tree_map(of_leaf, tree)
+
+    def _twin(self, description: Any) -> torch.Tensor:
         """The tensor that *description* describes with symbols."""
         from torch._subclasses.fake_tensor import FakeTensor
         from torch.utils._mode_utils import no_dispatch
 
         def fake(meta: Callable[[], torch.Tensor], device: Any) -> torch.Tensor:
             with no_dispatch():
-                return FakeTensor(self._world.mode, meta(), device)
+                return FakeTensor(self.mode, meta(), device)
 
-        static = self._static(_alone_where_needed(description, self._world))
+        static = self._static(self._alone_where_needed(description))
         made: Any = self._converter.meta_tensor(static, None, fake, None, None)
         if made is NotImplemented:
             raise NotImplementedError(f"torch makes no fake tensor for {static.type or static.layout}")
         if static.is_parameter:
             made._is_param = True
         self._alive.append(made)  # the converter holds weak references to what shares memory
-        if left := free_symbols(made) - self._world.symbols():
+        if left := free_symbols(made) - self.symbols():
             raise StaysSymbolicError(f"a {type(made).__name__} keeps the symbols {', '.join(sorted(map(str, left)))}")
         return made  # type: ignore[no-any-return]
 
     def _static(self, value: Any) -> Any:
         """*value*, a description or a part of one, without symbols."""
         if isinstance(value, torch.SymInt):
-            return self._world.number(value)
+            return self.number(value)
         if isinstance(value, torch.Size):
             return torch.Size([self._static(item) for item in value])
         if isinstance(value, tuple | list):
@@ -257,27 +253,25 @@ class Twins:
                 object.__setattr__(twin, name, item)
         return twin
 
+    def _alone_where_needed(self, description: Any) -> Any:
+        """*description* without its base, if the sizes of the base do not follow from the inputs.
 
-def _alone_where_needed(description: Any, world: FakeWorld) -> Any:
-    """*description* without its base, if the sizes of the base do not follow from the inputs.
+        Dynamo gives the base of an input symbols that no input binds. Memory that inputs share stays shared; its size
+        beyond what the inputs use does not matter.
+        """
+        changes: dict[str, Any] = {}
+        if description.base is not None and not self._knows_all(description.base):
+            changes |= {"base": None, "is_view": False, "creation_meta": None}
+        storage = description.storage
+        if storage is not None and not self.knows(storage.size):
+            changes["storage"] = dataclasses.replace(storage, size=0)
+        return dataclasses.replace(description, **changes) if changes else description
 
-    Dynamo gives the base of an input symbols that no input binds. Memory that inputs share stays shared; its size
-    beyond what the inputs use does not matter.
-    """
-    changes: dict[str, Any] = {}
-    if description.base is not None and _unknown(description.base, world):
-        changes |= {"base": None, "is_view": False, "creation_meta": None}
-    storage = description.storage
-    if storage is not None and not world.knows(storage.size):
-        changes["storage"] = dataclasses.replace(storage, size=0)
-    return dataclasses.replace(description, **changes) if changes else description
-
-
-def _unknown(description: Any, world: FakeWorld) -> bool:
-    numbers = [*description.size, *(description.stride or ()), description.storage_offset]
-    if description.storage is not None:
-        numbers.append(description.storage.size)
-    return not all(map(world.knows, numbers)) or (description.base is not None and _unknown(description.base, world))
+    def _knows_all(self, description: Any) -> bool:
+        numbers = [*description.size, *(description.stride or ()), description.storage_offset]
+        if description.storage is not None:
+            numbers.append(description.storage.size)
+        return all(map(self.knows, numbers)) and (description.base is None or self._knows_all(description.base))
 
 
 class CaptureContext:
