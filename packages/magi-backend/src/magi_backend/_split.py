@@ -51,7 +51,7 @@ def boundary_overloads(names: Collection[str]) -> frozenset[str]:
     for name in names:
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
-        packet = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
+        packet: Any = getattr(getattr(torch.ops, namespace, None), base, None) if base else None
         if not _torch_compat.nodes.overloads_of(packet):
             close = get_close_matches(name, _torch_compat.nodes.operator_names(), n=3)
             raise BoundaryOpError(

@@ -16,7 +16,7 @@ from typing import Any, cast
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves
 
 from magi_backend._torch_compat.nodes import called_name, overloads_of, schema_of
 from magi_backend._verify.blame import described
@@ -110,12 +110,6 @@ def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(value_of(node), torch.Tensor)
 
 
-def leaves_of(value: Any) -> list[Any]:
-    found: list[Any] = []
-    map_aggregate(value, found.append)
-    return found
-
-
 def dims_named(dims: Any, rank: int) -> tuple[int, ...]:
     """*dims*, an argument of an operator, of a tensor with *rank* dimensions; all of them if it names none."""
     if dims is None or dims == []:
@@ -136,10 +130,6 @@ def _arguments(node: Node) -> dict[str, Any]:
     given = {argument.name: argument.default_value for argument in declared if argument.has_default_value()}
     given |= {argument.name: value for argument, value in zip(declared, node.args, strict=False)}
     return given | dict(node.kwargs)
-
-
-def _sizes_of(value: Any) -> list[Any]:
-    return list(map(expression_of, value.shape)) if isinstance(value, torch.Tensor) else []
 
 
 _SIZES = {"size", "end", "start", "length"}
@@ -185,7 +175,7 @@ class Walk:
         """The outputs with rows, and those that are the number of rows."""
         (results,) = self.graph.output_node().args
         outputs, numbers, roots = dict[int, Mapping[int, Any]](), set[int](), dict[Node, int]()
-        for place, result in enumerate(leaves_of(results)):
+        for place, result in enumerate(tree_leaves(results)):
             if is_tensor(result) and self.of(result).inner:
                 outputs[place] = self.of(result).inner
                 root = self.root(result)
@@ -257,18 +247,21 @@ class Walk:
             source, place = cast("tuple[Node, int]", node.args)
             known = self.known.get(source, Rows())
             return self.checked(node, known[place]) if isinstance(known, tuple) and is_tensor(node) else Rows()
-        name, values, overloads = called_name(node), leaves_of(value_of(node)), overloads_of(node.target)
+        name, values, overloads = called_name(node), tree_leaves(value_of(node)), overloads_of(node.target)
         if name.startswith("sym_") or not any(map(is_tensor, (node, *node.all_input_nodes))):
             return Rows()  # a size, or arithmetic with sizes
         given = _arguments(node)
         rule = self.rule_of(overloads[0]) if overloads else None
         if rule is None:
             has_rows = any(self.of(each).inner or self.reads(each) for each in node.all_input_nodes)
-            if has_rows or any(self.is_counted(size) for value in values for size in _sizes_of(value)):
+            sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+            if has_rows or any(self.is_counted(expression_of(size)) for size in sizes):
                 raise MixesRowsError("nothing is known of what this operator does with rows, so it may mix them")
             return Rows(number=constant(node, given))
         for argument, value in given.items():
-            if argument not in _SIZES and any(isinstance(each, Node) and self.reads(each) for each in leaves_of(value)):
+            if argument not in _SIZES and any(
+                isinstance(each, Node) and self.reads(each) for each in tree_leaves(value)
+            ):
                 raise MixesRowsError(f"its argument {argument!r} is a number that follows from the size")
         rows = rule(self, node, given)
         if isinstance(rows, tuple):

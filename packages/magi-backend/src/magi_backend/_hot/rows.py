@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves
 
 from magi_backend._torch_compat.nodes import called_name, overloads_of
 
@@ -30,7 +31,6 @@ from .row_walk import (
     dims_named,
     expression_of,
     is_tensor,
-    leaves_of,
     quotient,
     shape_of,
     value_of,
@@ -53,7 +53,7 @@ def _rule_of(overload: Any) -> Rule | None:
 
 
 def _tensors(given: Mapping[str, Any]) -> list[Node]:
-    return [each for value in given.values() for each in leaves_of(value) if is_tensor(each)]
+    return [each for value in given.values() for each in tree_leaves(value) if is_tensor(each)]
 
 
 def _evaluated(node: Node, numbers: Mapping[Node, Any]) -> Any:
@@ -61,7 +61,7 @@ def _evaluated(node: Node, numbers: Mapping[Node, Any]) -> Any:
     is_known = torch.Tag.pointwise in overloads_of(node.target)[0].tags or called_name(node) in _SAME
     if not is_known or any(number is None for number in numbers.values()):
         return None
-    if any(isinstance(each, Node) and not is_tensor(each) for each in leaves_of((node.args, node.kwargs))):
+    if any(isinstance(each, Node) and not is_tensor(each) for each in tree_leaves((node.args, node.kwargs))):
         return None
 
     def tensor(value: Any) -> Any:
@@ -179,7 +179,7 @@ def _along(acts_on: str | int, *aligned: str) -> Rule:
     """
 
     def rule(walk: Walk, node: Node, given: Mapping[str, Any]) -> Any:
-        operands = [each for argument in aligned for each in leaves_of(given[argument]) if is_tensor(each)]
+        operands = [each for argument in aligned for each in tree_leaves(given[argument]) if is_tensor(each)]
         operands = [each for each in operands if shape_of(each) != (0,)]  # `cat` takes such tensors for none
         ranks = {len(shape_of(each)) for each in operands}
         if len(ranks) != 1:
@@ -353,7 +353,7 @@ def _attention(walk: Walk, node: Node, given: Mapping[str, Any]) -> tuple[Rows, 
         walk.draws = True
     rows = Rows(inner, fresh=any(one.fresh for one in known) or 2 in inner)
     return tuple(
-        rows if isinstance(one, torch.Tensor) and one.dim() > 2 else Rows() for one in leaves_of(value_of(node))
+        rows if isinstance(one, torch.Tensor) and one.dim() > 2 else Rows() for one in tree_leaves(value_of(node))
     )
 
 
@@ -373,10 +373,6 @@ def _is_row_major(node: Node) -> bool:
             return False
         follow *= size
     return bool(expression_of(value_of(node).storage_offset()) == 0)
-
-
-def _dropout(walk: Walk, node: Node, given: Mapping[str, Any]) -> Rows:  # noqa: ARG001 - as all rules
-    return Rows(walk.of(given["input"]).inner)
 
 
 def _create(walk: Walk, node: Node, given: Mapping[str, Any]) -> Rows:
@@ -470,7 +466,7 @@ _RULES: dict[str, Rule] = {
         (_along(2, "self"), "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d reflection_pad2d"),
         (_along(2, "self"), "replication_pad2d upsample_nearest2d upsample_bilinear2d"),
         (_along(1, "self"), "avg_pool1d adaptive_avg_pool1d reflection_pad1d constant_pad_nd multinomial"),
-        (_dropout, "native_dropout"),
+        (lambda walk, _, given: Rows(walk.of(given["input"]).inner), "native_dropout"),
         (_reshape, "view _unsafe_view unsqueeze squeeze"),
         (_permute, "permute"),
         (_expand, "expand"),
