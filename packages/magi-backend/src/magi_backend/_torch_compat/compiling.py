@@ -18,7 +18,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
+from torch._logging._internal import trace_structured
 from torch.fx import GraphModule
+from torch.utils._pytree import tree_map_only
 
 from .values import float_memo
 
@@ -164,9 +167,6 @@ def backend_fakes(values: Sequence[Any]) -> list[Any]:
     2.10 refuses them (`detect_fake_mode` in `torch/_guards.py`). The symbol of a float, which is an input as a tensor,
     is lost on the way: reading the float would be an error, or another symbol, without a value, under fullgraph=True.
     """
-    from torch._guards import TracingContext
-    from torch.utils._pytree import tree_map_only
-
     mode = TracingContext.get().fake_mode
     assert mode is not None, "Dynamo makes one before it calls a backend"
     is_converted = torch_release() >= (2, 11)
@@ -249,8 +249,6 @@ def cache_counts() -> tuple[int, ...]:
 
 def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
     """Write *payload* into the structured trace of ``torch.compile`` (TORCH_TRACE, tlparse)."""
-    from torch._logging._internal import trace_structured
-
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "json"},

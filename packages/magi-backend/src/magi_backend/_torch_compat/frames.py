@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch._guards import CompileContext
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,6 @@ class CapturedFrame:
 
 def captured_frame() -> CapturedFrame:
     """The function that is captured on this thread now; all fields are empty outside of a compilation."""
-    from torch._guards import CompileContext
-
     number, compiling = CompileContext.current_compile_id(), _compiling()
     function, place = _function(compiling) or ("", "")
     reasons = compiling.get("reasons") or ()

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._library.custom_ops import OPDEFS
 from torch.fx import GraphModule
 from torch.fx.node import map_arg
@@ -80,7 +81,6 @@ def is_empty(node: Node) -> bool:
 
 def is_write(node: Node) -> bool:
     """Whether *node* is a write of a kernel or an operator that functionalisation has made functional."""
-    from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
     from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
 
     return node.target in (auto_functionalized, auto_functionalized_v2, triton_kernel_wrapper_functional)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._ordered_set import OrderedSet
 
 from .compiling import owner_of, replace
 
@@ -149,7 +150,6 @@ def without_graph(it: Recordable) -> Model:
     Inductor leaves it to the recording to copy inputs that are not aligned as its kernels assume.
     """
     from torch._inductor.utils import align_inputs_from_check_idxs
-    from torch.utils._ordered_set import OrderedSet
 
     aligned: Model | None = None
 

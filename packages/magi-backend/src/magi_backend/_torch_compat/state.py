@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._guards import TracingContext
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .compiling import configs
 
@@ -72,8 +76,6 @@ class CompileState:
 
         With *beside_others*, other threads go on, so nothing that belongs to the process is set.
         """
-        from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
-
         before = CompileState.now()
         with contextlib.ExitStack() as stack:
             if beside_others:
@@ -130,16 +132,11 @@ def setters_of_random_numbers() -> list[Any]:
 
 def is_compiling() -> bool:
     """Whether this thread compiles or traces; `torch.compiler.is_compiling` answers for all threads."""
-    from torch._guards import TracingContext
-    from torch.fx._symbolic_trace import is_fx_symbolic_tracing
-
     return TracingContext.try_get() is not None or torch.compiler.is_compiling() or is_fx_symbolic_tracing()
 
 
 def is_dispatch_observed() -> bool:
     """Whether a dispatch mode or a transform of ``torch.func`` is active."""
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
     return bool(_get_current_dispatch_mode_stack()) or torch._C._functorch.peek_interpreter_stack() is not None
 
 

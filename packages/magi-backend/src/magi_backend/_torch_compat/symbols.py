@@ -12,8 +12,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import CompileContext, TracingContext, compile_context, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.meta_utils import MetaConverter, MetaStorageDesc, MetaTensorDesc, MetaTensorDescriber
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import free_symbols as symbols_of
+from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
 from .values import float_memo, is_wrapper
 
@@ -24,9 +34,6 @@ class StaysSymbolicError(Exception):
 
 def fakes_of_capture(example_inputs: Sequence[Any]) -> list[Any]:
     """The inputs of a backend as AOTAutograd sees them: real tensors become fakes with the symbols of the capture."""
-    from torch._guards import TracingContext
-    from torch._subclasses.fake_tensor import FakeTensor
-
     context = TracingContext.get()
     mode = context.fake_mode
     assert mode is not None, "Dynamo makes one before it calls a backend"
@@ -43,16 +50,12 @@ def fakes_of_capture(example_inputs: Sequence[Any]) -> list[Any]:
 
 def describe(values: Sequence[Any]) -> list[Any]:
     """*values* with each tensor as plain data, which may hold symbols and says which tensors share memory."""
-    from torch._subclasses.meta_utils import MetaTensorDescriber
-
     describer = MetaTensorDescriber()
     return [describer.describe_tensor(value) if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def is_description(value: object) -> bool:
     """Whether *value* describes a tensor, or the memory of one."""
-    from torch._subclasses.meta_utils import MetaStorageDesc, MetaTensorDesc
-
     return isinstance(value, MetaTensorDesc | MetaStorageDesc)
 
 
@@ -70,9 +73,6 @@ class FakeWorld:
 
     def __init__(self, values: Mapping[Any, int]) -> None:
         from torch._functorch import config
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch._subclasses.meta_utils import MetaConverter
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         self.shape_env = ShapeEnv()
         self._values = values
@@ -91,7 +91,6 @@ class FakeWorld:
         The guards of the capture hold here too. `condition` returns only the guards that are added later.
         """
         from torch._dynamo.source import LocalSource
-        from torch.fx.experimental.symbolic_shapes import DimDynamic
 
         theirs = captured[0].node.shape_env
         for symbol, value in self._values.items():
@@ -139,8 +138,6 @@ class FakeWorld:
         Raises:
             StaysSymbolicError: The code needs a guard on something that is not a size.
         """
-        from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
-
         env: Any = self.shape_env
         guards = env.guards[self._known[0] :] if self._opened else env.guards
         unknown = next((guard for guard in guards if not guard.expr.free_symbols <= {*self._opened.values()}), None)
@@ -155,8 +152,6 @@ class FakeWorld:
 
     def open_number(self, hint: Any, source: Any) -> Any:
         """A symbol about which nothing is assumed, for a number from *source*; its *hint* is an int or a float."""
-        from torch.fx.experimental.symbolic_shapes import DimDynamic
-
         symbol = self.shape_env.create_unspecified_symbol(hint, source=source, dynamic_dim=DimDynamic.DYNAMIC)
         make = self.shape_env.create_symintnode if isinstance(hint, int) else self.shape_env.create_symfloatnode
         return make(symbol, hint=hint, source=source)
@@ -184,8 +179,6 @@ class FakeWorld:
 
     def describe(self, trees: Sequence[Any]) -> None:
         """Describe the tensors in *trees*, so that :meth:`of` knows them. No more inputs are made after this."""
-        from torch._subclasses.meta_utils import MetaConverter
-
         self._converter = MetaConverter()  # these descriptions are numbered from 0, as those of the inputs were
         tensors = [leaf for tree in trees for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
         for tensor, description in zip(tensors, describe(tensors), strict=True):
@@ -205,8 +198,6 @@ class FakeWorld:
 
     def _twin(self, description: Any) -> torch.Tensor:
         """The tensor that *description* describes with symbols."""
-        from torch._subclasses.fake_tensor import FakeTensor
-        from torch.utils._mode_utils import no_dispatch
 
         def fake(meta: Callable[[], torch.Tensor], device: Any) -> torch.Tensor:
             with no_dispatch():
@@ -278,8 +269,6 @@ class CaptureContext:
     """What compilations of the same graph need of the context of a capture, and the guards that it was given."""
 
     def __init__(self, gm: GraphModule) -> None:
-        from torch._guards import TracingContext
-
         self._context = TracingContext.get()
         self._compile_id = gm.meta.get("dynamo_compile_id")
         self._guards: tuple[Any, ...] = ()
@@ -297,8 +286,6 @@ class CaptureContext:
         Raises:
             RuntimeError: The compilation needs a guard, on inputs that share memory, that the capture does not have.
         """
-        from torch._guards import CompileContext, TracingContext, compile_context, tracing
-
         context = TracingContext(world.mode)
         if self._annotation is not None:
             context.cudagraph_annotation = self._annotation
@@ -328,8 +315,6 @@ def source_kind(placeholder: Node) -> str:
 
 def free_symbols(value: Any) -> set[Any]:
     """The symbols in a number, or in the sizes, strides and offset of a tensor and of what it holds."""
-    from torch.fx.experimental.symbolic_shapes import free_symbols as symbols_of
-
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         return set(value.node.expr.free_symbols)
     if not isinstance(value, torch.Tensor):
@@ -355,7 +340,6 @@ def capture_with_constants(gm: GraphModule) -> None:
     """
     from torch._dynamo.exc import TensorifyScalarRestartAnalysis
     from torch._dynamo.symbolic_convert import TensorifyState
-    from torch._guards import CompileContext
 
     current = CompileContext.current_compile_id()
     if current is None or current.frame_compile_id:
@@ -420,12 +404,6 @@ def core_graph(gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
 
     It must be called where *gm* is compiled. Norms and masks are taken apart too, attention is not.
     """
-    from torch._decomp import core_aten_decompositions, get_decompositions
-    from torch._dispatch.python import enable_python_dispatcher
-    from torch._guards import TracingContext
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.traceback import preserve_node_meta
-
     aten = torch.ops.aten
     batch_norms = [aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training, aten.native_batch_norm]
     norms = [aten.native_layer_norm, aten.native_group_norm, aten._native_batch_norm_legit_functional, *batch_norms]
@@ -451,8 +429,6 @@ def factors(number: Any) -> dict[Any, int]:
 
 def holds(sizes: Sequence[Any]) -> Callable[[Sequence[int]], bool]:
     """The guards of a capture on *sizes*, which are all its size inputs, as a function of their values."""
-    from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
-
     env = sizes[0].node.shape_env
     symbols = {symbol for size in sizes for symbol in size.node.expr.free_symbols}
     guards = [guard for guard in env.guards if guard.expr.free_symbols <= symbols]

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 def _dynamic_marks(tensor: torch.Tensor) -> dict[str, Any]:
@@ -184,15 +186,11 @@ def float_memo(value: Any) -> Any:
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether *tensor* is of a subclass that holds other tensors, such as a DTensor."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def is_plain_fake(tensor: torch.Tensor) -> bool:
     """Whether *tensor* is a fake tensor that holds no others, of which sizes, strides and dtype say everything."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
     return type(tensor) is FakeTensor
 
 
