@@ -97,7 +97,6 @@ def let_threads_register(backend: Callable[..., Any]) -> None:
     two tables. By then they are inside torch's function, so only its table can be replaced: in the new one, *backend*
     is never registered yet, and always found.
     """
-    from torch._dynamo.backends import registry
 
     class Backends(dict[str, Any]):
         def __contains__(self, name: object) -> bool:
@@ -108,6 +107,7 @@ def let_threads_register(backend: Callable[..., Any]) -> None:
                 return backend
             raise KeyError(name)
 
+    registry: Any = torch._dynamo.backends.registry
     registry._COMPILER_FNS = Backends(registry._COMPILER_FNS)
 
 
@@ -210,9 +210,8 @@ def as_itself(error: Exception, own: tuple[type[Exception], ...]) -> Exception:
 
 def is_failure(error: BaseException) -> bool:
     """Whether *error* says that compiling failed, rather than what Dynamo will do next, or what a user did wrong."""
-    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
-
-    return not isinstance(error, TorchDynamoException) or isinstance(error, BackendCompilerFailed)
+    exc = torch._dynamo.exc
+    return not isinstance(error, exc.TorchDynamoException) or isinstance(error, exc.BackendCompilerFailed)
 
 
 def configs() -> tuple[Any, Any]:
@@ -225,22 +224,17 @@ def configs() -> tuple[Any, Any]:
 
 def is_result_saved() -> bool:
     """Whether Dynamo will write what a backend returns to a file, as ``aot_compile`` does (2.10 to 2.15)."""
-    from torch._dynamo import config as dynamo
-
-    return bool(configs()[1].bundled_autograd_cache or dynamo.caching_precompile)
+    return bool(configs()[1].bundled_autograd_cache or torch._dynamo.config.caching_precompile)
 
 
 def restarts() -> type[Exception]:
     """The exceptions that make Dynamo capture a function again; they are not failures."""
-    from torch._dynamo.exc import RestartAnalysis
-
-    return RestartAnalysis
+    return torch._dynamo.exc.RestartAnalysis
 
 
 def cache_counts() -> tuple[int, ...]:
     """How often this process hit, missed and bypassed Inductor's and AOTAutograd's caches so far."""
-    from torch._dynamo.utils import counters
-
+    counters = torch._dynamo.utils.counters
     return tuple(
         counters["aot_autograd"][f"autograd_cache_{event}"] + counters["inductor"][f"fxgraph_cache_{event}"]
         for event in ("hit", "miss", "bypass")
@@ -258,9 +252,7 @@ def trace_artifact(name: str, payload: Callable[[], dict[str, Any]]) -> None:
 
 def inductor_keys() -> list[str]:
     """Every key of ``torch._inductor.config``; its own ``list_options()`` leaves out those that have an alias."""
-    from torch._inductor import config
-
-    return sorted({*torch._inductor.list_options(), *config._config})  # type: ignore[attr-defined]
+    return sorted({*torch._inductor.list_options(), *configs()[0]._config})
 
 
 def inductor_value(key: str, patches: Mapping[str, Any]) -> Any:
@@ -270,16 +262,13 @@ def inductor_value(key: str, patches: Mapping[str, Any]) -> Any:
 
 def inductor_type(key: str) -> type | None:
     """The type of an Inductor key, as ``torch.compile(options=...)`` checks it; None for any type."""
-    from torch._inductor import config
-
-    kind = config.get_type(key) if key in config._config else None  # type: ignore[attr-defined]
+    config = configs()[0]
+    kind = config.get_type(key) if key in config._config else None
     return kind if isinstance(kind, type) and kind is not type(None) else None
 
 
 def mode_options(mode: str) -> dict[str, Any]:
     """The Inductor configuration of *mode* of ``torch.compile``."""
-    import torch._inductor
-
     return dict(torch._inductor.list_mode_options(mode))
 
 

@@ -95,25 +95,19 @@ def capture_seconds() -> float:
 
     ``MetricsContext`` notes the time when a compilation starts, for torch's own metrics (2.10 to 2.15).
     """
-    from torch._dynamo.utils import get_metrics_context
-
-    context = get_metrics_context()
+    context = torch._dynamo.utils.get_metrics_context()
     began: int = getattr(context, "_start_time_ns", 0)
     return (time.time_ns() - began) / 1e9 if began and context.in_progress() else 0.0
 
 
 def graph_breaks() -> Sequence[Any]:
     """Where and why Dynamo broke graphs in this process so far: each has a ``reason`` and a ``user_stack``."""
-    from torch._dynamo.utils import graph_break_reasons
-
-    return graph_break_reasons
+    return torch._dynamo.utils.graph_break_reasons
 
 
 def captured_graphs() -> int:
     """The number of graphs that Dynamo has captured in this process, for any backend."""
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 @dataclass(frozen=True)
@@ -140,9 +134,7 @@ def when_frames_end(call: Callable[[FrameEnd], None]) -> None:
     they are passed on when the context of a thread is left (``MetricsContext.__exit__``, 2.10 to 2.15). A second call
     on the same thread does nothing.
     """
-    from torch._dynamo.utils import get_metrics_context
-
-    context = get_metrics_context()
+    context = torch._dynamo.utils.get_metrics_context()
     hand_over = context._on_exit
     if isinstance(hand_over, _AndTell):
         hand_over.call = call
@@ -170,8 +162,7 @@ class _AndTell:
 
 def _is_raised(compiling: Mapping[str, Any], kind: type[BaseException] | None) -> bool:
     """Whether Dynamo passes an error of the class *kind* on, as ``ConvertFrame.__call__`` decides (2.10 to 2.15)."""
-    from torch._dynamo import config, exc
-
+    config, exc = torch._dynamo.config, torch._dynamo.exc
     is_strict = compiling.get("one_graph") or getattr(compiling.get("convert_frame_box"), "error_on_graph_break", False)
     is_soft = config.suppress_errors or issubclass(kind or Exception, exc.Unsupported | exc.UserError)
     return kind is not None and bool(is_strict or not is_soft)
@@ -190,9 +181,8 @@ separately."""
 
 def phase_seconds() -> dict[str, float]:
     """Seconds that Inductor spent in each part in this process so far, which torch measures for its own metrics."""
-    from torch._dynamo.utils import compilation_time_metrics as spent
 
     def total(name: str) -> float:
-        return sum(spent.get(name, ()))
+        return sum(torch._dynamo.utils.compilation_time_metrics.get(name, ()))
 
     return {phase: total(name) - sum(map(total, inner)) for phase, (name, inner) in _PHASES.items()}

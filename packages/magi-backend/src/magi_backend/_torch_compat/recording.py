@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._ordered_set import OrderedSet
 
-from .compiling import owner_of, replace
+from .compiling import configs, owner_of, replace
 
 
 Model = Callable[[list[Any]], Any]
@@ -208,10 +208,8 @@ def _wrapped(
     cudagraphify: Callable[..., Model], model: Model, static_input_idxs: Sequence[int] = (), **kwargs: Any
 ) -> Model:
     """What ``post_compile`` calls for each compiled graph or partition (2.10 to 2.15)."""
-    from torch._inductor import config
-
     wrap = _wrap.get()
-    if wrap is None or not config.triton.cudagraph_trees:
+    if wrap is None or not configs()[0].triton.cudagraph_trees:
         return cudagraphify(model, static_input_idxs, **kwargs)
     device: int = kwargs["device_index"]
     # Read now: a recording is made when another compilation may go on.

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch._guards import TracingContext
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -124,15 +123,15 @@ def setters_of_random_numbers() -> list[Any]:
 
     Modules that are imported later take what stands in torch/_dynamo/utils.py then.
     """
-    from torch._dynamo.utils import preserve_rng_state
-
+    preserve_rng_state = torch._dynamo.utils.preserve_rng_state
     modules = [module for name, module in tuple(sys.modules.items()) if name.startswith("torch.")]
     return [module for module in modules if vars(module).get("preserve_rng_state") is preserve_rng_state]
 
 
 def is_compiling() -> bool:
     """Whether this thread compiles or traces; `torch.compiler.is_compiling` answers for all threads."""
-    return TracingContext.try_get() is not None or torch.compiler.is_compiling() or is_fx_symbolic_tracing()
+    fx = torch.fx._symbolic_trace  # whose function a repair replaces
+    return TracingContext.try_get() is not None or torch.compiler.is_compiling() or fx.is_fx_symbolic_tracing()
 
 
 def is_dispatch_observed() -> bool:
@@ -142,9 +141,7 @@ def is_dispatch_observed() -> bool:
 
 def compile_lock() -> Any:
     """The lock that Dynamo holds while it compiles."""
-    from torch._dynamo.convert_frame import compile_lock as lock
-
-    return lock
+    return torch._dynamo.convert_frame.compile_lock
 
 
 top_saved_tensor_hooks = torch._C._autograd._top_saved_tensors_default_hooks

@@ -145,15 +145,13 @@ class CompiledBy:
 
 def compiled_by(fn: Any) -> CompiledBy | None:
     """How *fn* was compiled, read from the closure of what ``torch.compile`` returned (2.10 to 2.15)."""
-    from torch._dynamo.eval_frame import _TorchDynamoContext
-
     if isinstance(fn, torch.nn.Module) and not hasattr(fn, "dynamo_ctx"):
         fn = fn._compiled_call_impl
     remake = getattr(fn, "_magi_remake", None)
     fn = getattr(fn, "_magi_compiled", fn)
     cells = (cell.cell_contents for cell in getattr(fn, "__closure__", None) or ())
     for context in (getattr(fn, "dynamo_ctx", None), *cells):
-        if isinstance(context, _TorchDynamoContext):
+        if isinstance(context, torch._dynamo.eval_frame._TorchDynamoContext):
             backend: Any = context.callback
             while hasattr(backend, "_torchdynamo_orig_backend"):
                 backend = backend._torchdynamo_orig_backend
