@@ -76,15 +76,13 @@ def exported_again(program: ExportedProgram, module: GraphModule) -> ExportedPro
 
 
 def _varying(value: Any, program: ExportedProgram) -> Any:
+    """A dynamic dimension for each size: a body that works for one size only is an error, not a wrong package."""
     if isinstance(value, torch.Tensor):
-        sizes: tuple[Any, ...] = tuple(value.shape)  # typed as ints, which a traced size is not
-        return {dim: _dim(size, program) for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)}
-    return _dim(value, program) if isinstance(value, torch.SymInt) else None
-
-
-def _dim(size: torch.SymInt, program: ExportedProgram) -> Any:
-    """A dynamic dimension for *size*: a body that works for one size only is an error, rather than a wrong package."""
-    bounds = program.range_constraints.get(size.node.expr)
+        dims = {dim: _varying(size, program) for dim, size in enumerate(value.shape)}
+        return {dim: varying for dim, varying in dims.items() if varying is not None}
+    if not isinstance(value, torch.SymInt):
+        return None
+    bounds = program.range_constraints.get(value.node.expr)
     if bounds is None or not bounds.upper.is_Integer:
         return Dim.DYNAMIC
     return Dim.DYNAMIC(min=int(bounds.lower), max=int(bounds.upper))
@@ -133,28 +131,20 @@ def _calls(module: GraphModule) -> Iterator[tuple[Node, OpDef, str]]:
     """
     for node in _torch_compat.nodes.nodes_in(module):
         definition = registered(node.target)
-        if definition is not None:
-            _refuse_handles(definition)
-            device = _device(node)
-            if device == "cpu" or not _is_seen_through(definition):
-                yield node, definition, device
-
-
-def _device(node: Node) -> str:
-    """The type of device that a call of an operator runs on."""
-    values = pytree.tree_leaves([used.meta.get("val") for used in node.all_input_nodes])
-    types = [value.device.type for value in values if isinstance(value, torch.Tensor)]
-    return next((kind for kind in types if kind != "cpu"), "cpu")
-
-
-def _refuse_handles(definition: OpDef) -> None:
-    handles = [".".join(map(str, leaf.path)) for leaf in definition.lowering.leaves if leaf.codec.is_process_bound]
-    if handles:
-        raise PackageError(
-            f"aot_compile: {definition.name} takes an object handle ({', '.join(handles)}), which stands for an object "
-            "of this process, and a package runs in another one. Pass what the body needs of it as Tensors and "
-            'numbers, or compile the model where the object is: torch.compile(model, backend="magi").'
-        )
+        if definition is None:
+            continue
+        handles = [".".join(map(str, leaf.path)) for leaf in definition.lowering.leaves if leaf.codec.is_process_bound]
+        if handles:
+            raise PackageError(
+                f"aot_compile: {definition.name} takes an object handle ({', '.join(handles)}), which stands for an "
+                "object of this process, and a package runs in another one. Pass what the body needs of it as Tensors "
+                'and numbers, or compile the model where the object is: torch.compile(model, backend="magi").'
+            )
+        values = pytree.tree_leaves([used.meta.get("val") for used in node.all_input_nodes])
+        types = [value.device.type for value in values if isinstance(value, torch.Tensor)]
+        device = next((kind for kind in types if kind != "cpu"), "cpu")
+        if device == "cpu" or not _is_seen_through(definition):
+            yield node, definition, device
 
 
 def _is_seen_through(definition: OpDef) -> bool:

@@ -71,8 +71,11 @@ def split_at(gm: GraphModule, named: frozenset[str], blocks: Collection[Block] =
         AttentionMaskPass()(gm.graph)  # what a mask is computed from is in another piece than attention
     for node in list(gm.graph.nodes):
         # ``y = x.add_(1); f(y)`` becomes ``x.add_(1); f(x)``: the tensor has one name before and after the write.
-        if (written := _written(node)) is not None:
-            node.replace_all_uses_with(written)
+        value = node.meta.get("example_value")
+        if node.op.startswith("call_") and isinstance(value, torch.Tensor):
+            written = next((n for n in node.all_input_nodes if n.meta.get("example_value") is value), None)
+            if written is not None:
+                node.replace_all_uses_with(written)
     titles: dict[int, str] = {}
     places = _places(gm, frozenset(boundaries), {node: block for block in blocks for node in block.nodes}, titles)
     _copy_to_users(gm, places)
@@ -144,14 +147,6 @@ def _places(
                 titles[current] = own.kind if isinstance(own, Block) else _torch_compat.nodes.called_overload(own)
         places[node] = current
     return places
-
-
-def _written(node: Node) -> Node | None:
-    """The input that *node* writes to and returns, as ``x.add_(1)`` and ``x += 1`` do; None for any other node."""
-    value = node.meta.get("example_value")
-    if not node.op.startswith("call_") or not isinstance(value, torch.Tensor):
-        return None
-    return next((n for n in node.all_input_nodes if n.meta.get("example_value") is value), None)
 
 
 def _copy_to_users(gm: GraphModule, places: dict[Node, int]) -> None:

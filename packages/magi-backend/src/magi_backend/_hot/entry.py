@@ -89,11 +89,11 @@ def _key(captured: Captured, sizes: Mapping[str, Any], inputs: Mapping[str, Any]
     for size in captured.inputs.sizes:
         value = symbols.as_int(captured.fakes[size.place], values)
         if value is None:
-            raise _refused(captured, f"{_shown(sizes)} leaves {size.path} ({size.symbol}) open")
+            raise _refused(captured, f"{dict(sizes)} leaves {size.path} ({size.symbol}) open")
         key.append(value)
     numbers = [captured.fakes[size.place] for size in captured.inputs.sizes]
     if broken := symbols.broken_guard(numbers, values):
-        raise _refused(captured, f"{_shown(sizes)} breaks what the graph was captured for: {broken}")
+        raise _refused(captured, f"{dict(sizes)} breaks what the graph was captured for: {broken}")
     return tuple(key)
 
 
@@ -117,7 +117,7 @@ def inputs_as_text(captured: Captured) -> str:
     for node, path, value in zip(placeholders, captured.inputs.paths, captured.fakes, strict=True):
         if path and not symbols.is_parameter(node) and not path.endswith("]._base"):
             if isinstance(value, torch.Tensor):
-                inputs.append(f"{path} {_shown(tuple(value.shape))}")
+                inputs.append(f"{path} {tuple(value.shape)}")
             elif isinstance(value, torch.SymInt) and symbols.source_kind(node) != symbols.SIZE_OF_INPUT:
                 inputs.append(f"{path} {value}")
     return "; ".join(inputs)
@@ -128,15 +128,6 @@ def _refused(captured: Captured, why: str) -> CompileSizesError:
         f"magi.compile_sizes: {why}. Give a shape for each tensor and a number for each int, such that every symbol of "
         f"the graph follows. Its inputs are: {inputs_as_text(captured)}"
     )
-
-
-def _shown(value: Any) -> str:
-    """*value* as text: ``(1, s27)`` for a shape, ``{'x': (1, 5)}`` for sizes."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{path!r}: {_shown(wanted)}" for path, wanted in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(str, value)) + ("," if len(value) == 1 else "") + ")"
-    return str(value)
 
 
 def with_sizes(

@@ -152,9 +152,8 @@ def compiled_by(fn: Any) -> CompiledBy | None:
     cells = (cell.cell_contents for cell in getattr(fn, "__closure__", None) or ())
     for context in (getattr(fn, "dynamo_ctx", None), *cells):
         if isinstance(context, torch._dynamo.eval_frame._TorchDynamoContext):
-            backend: Any = context.callback
-            while hasattr(backend, "_torchdynamo_orig_backend"):
-                backend = backend._torchdynamo_orig_backend
+            callback: Any = context.callback
+            backend = torch._dynamo.eval_frame.innermost_backend(callback)
             return CompiledBy(backend, context._dynamic, bool(context.fullgraph), remake)
     return None
 
