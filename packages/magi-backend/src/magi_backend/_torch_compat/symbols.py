@@ -54,14 +54,11 @@ def describe(values: Sequence[Any]) -> list[Any]:
     return [describer.describe_tensor(value) if isinstance(value, torch.Tensor) else value for value in values]
 
 
-def is_description(value: object) -> bool:
-    """Whether *value* describes a tensor, or the memory of one."""
-    return isinstance(value, MetaTensorDesc | MetaStorageDesc)
-
-
 def share_memory(descriptions: Sequence[Any]) -> bool:
     """Whether two of the described tensors share memory."""
-    storages = [each.storage.id for each in descriptions if is_description(each) and each.storage is not None]
+    storages = [
+        each.storage.id for each in descriptions if isinstance(each, MetaTensorDesc) and each.storage is not None
+    ]
     return len({*storages}) < len(storages)
 
 
@@ -167,7 +164,7 @@ class FakeWorld:
             if self.knows(captured):
                 return self.number(captured)
             return self.open_number(int(captured.node.hint), node._dynamo_source)
-        if not is_description(description):
+        if not isinstance(description, MetaTensorDesc):
             return description
         made: Any = self._twin(description)
         memo = float_memo(captured)
@@ -228,7 +225,7 @@ class FakeWorld:
         if not dataclasses.is_dataclass(value) or isinstance(value, type):
             return value
         old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-        if is_description(value):
+        if isinstance(value, MetaTensorDesc | MetaStorageDesc):
             # The mode and the hints belong to the capture; a gradient is not an input of the graph.
             old |= {name: None for name in ("fake_mode", "grad") if name in old}
             emptied = old.keys() & {"dynamo_dynamic_indices", "dynamo_hint_overrides"}
