@@ -19,11 +19,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from _python import python
 from magi_backend import explain, wait
-from magi_backend._hot import exchange as exchanges
 from magi_backend._hot import ranks
 from magi_backend._hot.background import jobs
-from magi_backend._hot.exchange import Exchange, exchange_of
-from magi_backend._hot.ranks import Round
+from magi_backend._hot.ranks import Exchange, Round, exchange_of
 from magi_backend._torch_compat import distributed, state
 from magi_backend._torch_compat.state import compile_lock
 from magi_backend.errors import BackendError
@@ -60,7 +58,6 @@ class World:
 
     def __init__(self, count: int, seed: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(ranks, "distributed", self)
-        patch.setattr(exchanges, "distributed", self)
         self.random, self.current, self.count = random.Random(seed), 0, count
         self.shared, self.lead = Store(self.meanwhile), self.random.choice((1, 2, 40))
         self.due, self.calls, self.depth = dict.fromkeys(range(count), 3), Counter[int](), 0

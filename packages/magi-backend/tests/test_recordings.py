@@ -17,7 +17,7 @@ import torch
 from magi_backend import explain, wait
 from magi_backend._hot import captured
 from magi_backend._hot import table as tables
-from magi_backend._hot.exchange import Exchange
+from magi_backend._hot.ranks import Exchange
 from magi_backend._hot.recordings import Part, RecordingTable
 from magi_backend._hot.table import SHARE
 from magi_backend._torch_compat import recording

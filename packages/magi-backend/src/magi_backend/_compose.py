@@ -25,8 +25,8 @@ from . import _torch_compat
 from ._graph_log import GraphLog, graph_symbols
 from ._hot.buckets import with_buckets
 from ._hot.entry import with_sizes
-from ._hot.exchange import exchange_of
 from ._hot.first_call import with_eager_first
+from ._hot.ranks import exchange_of
 from ._hot.recordings import Recordings
 from ._passes import chosen_passes
 from ._progress import progress

@@ -6,8 +6,7 @@ single sizes, which a generated function chooses by the values of the graph's sy
 
 dispatch.py   reads which inputs are sizes, and writes the function that runs on each call
 captured.py   keeps a graph as it was captured, and makes the graph of one size from it
-exchange.py   reads what a graph exchanges with other ranks, about which each decides alone if that is nothing
-ranks.py      decides with the other ranks
+ranks.py      reads what a graph exchanges with other ranks, and decides with them if that is anything
 background.py the thread that makes code while calls go on
 table.py      counts sizes, decides which get code, and says what happened
 buckets.py    pads inputs to few sizes, and cuts the outputs back

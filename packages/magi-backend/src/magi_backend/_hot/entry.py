@@ -24,7 +24,7 @@ from magi_backend.records import SizesOutcome
 
 from .captured import Captured, Compile, capture
 from .dispatch import Key, read_inputs, solved
-from .exchange import Exchange
+from .ranks import Exchange
 from .table import SizeTable
 
 

@@ -26,7 +26,7 @@ from magi_backend.records import EagerOutcome
 from .background import jobs
 from .captured import Captured, Compile, Condition, capture
 from .dispatch import Key, read_inputs
-from .exchange import Exchange
+from .ranks import Exchange
 from .table import Choices
 
 

@@ -20,7 +20,7 @@ from magi_backend.records import RecordingOutcome
 
 from .captured import reason_of
 from .dispatch import GraphInputs, Key
-from .exchange import Exchange
+from .ranks import Exchange
 from .table import Size, SizeTable
 
 
@@ -136,8 +136,7 @@ class RecordingTable(SizeTable):
                 self._drop(key, self._others.pop(key), failed=reason_of(error))
             if not made.was_captured():
                 raise  # it ran, and it may be an error of the model
-            self._count_failure()
-            self._warn_of_failure(key, reason_of(error), error)
+            self._count_failure(key, reason_of(error), error)
         finally:
             lock.release()
         return part.plain(given)

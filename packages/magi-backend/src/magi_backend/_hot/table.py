@@ -30,8 +30,7 @@ from magi_backend.records import SizesOutcome, SizeUse
 from .background import jobs
 from .captured import Run, reason_of, why_not_now
 from .dispatch import GraphInputs, Key, make_dispatch
-from .exchange import Exchange
-from .ranks import Round
+from .ranks import Exchange, Round
 
 
 logger = logging.getLogger("magi_backend")
@@ -193,12 +192,10 @@ class SizeTable:
             find=self.codes.get,
             other=lambda key, args: self._run(self._made_now(key), key, args),
             general=self.general,
-            under_hooks=self._under_hooks,
+            under_hooks=lambda hooks, key, args: self._run(
+                self._choices.take(hooks, lambda: self.codes.get(key) or self._made_now(key)), key, args
+            ),
         )
-
-    def _under_hooks(self, hooks: Any, key: Key, args: tuple[Any, ...]) -> Any:
-        """Run a call whose saved tensors go through *hooks*."""
-        return self._run(self._choices.take(hooks, lambda: self.codes.get(key) or self._made_now(key)), key, args)
 
     def _run(self, code: Size | None, key: Key, args: tuple[Any, ...]) -> Any:
         """What the *code* of one size returns, or that for any size if it is None."""
@@ -241,7 +238,9 @@ class SizeTable:
                     self._judge(key, size)
                 if size.general < math.inf:
                     seconds = max(seconds, size.general)  # what is not waited for may take longer than it seems
-                size.paid += max(size.gain, 0.0) if size.runs >= RUNS else seconds * self._likely_gain()
+                # Which part of a call code of its own saves, judged by other sizes.
+                likely = max(self._gains / self._timed_seconds, SHARE / 10) if self._timed_seconds else SHARE
+                size.paid += max(size.gain, 0.0) if size.runs >= RUNS else seconds * likely
             self._general_seconds += seconds
         return result
 
@@ -253,12 +252,6 @@ class SizeTable:
             return False
         self._next_timed = self._calls + CALLS_APART
         return True
-
-    def _likely_gain(self) -> float:
-        """Which part of the time of a call code of its own saves, judged by other sizes."""
-        if not self._timed_seconds:
-            return SHARE
-        return max(self._gains / self._timed_seconds, SHARE / 10)
 
     def _judge(self, key: Key, code: Size) -> None:
         """Let calls find *code*, which was timed, or drop it if it is slower than the code for any size."""
@@ -433,19 +426,17 @@ class SizeTable:
     def _fail(self, key: Key, failed: str, failure: Exception | None = None) -> None:
         """Leave *key* without code, because it *failed*."""
         with self._lock:
-            self._count_failure()
             size = self._others.pop(key, None) or Size()
             size.failed = failed
             self._remember(key, size)
+        self._count_failure(key, failed, failure)
         self.changed()
-        self._warn_of_failure(key, failed, failure)
 
-    def _count_failure(self) -> None:
-        self._failures += 1
-        if self._failures >= MOST_FAILURES:
-            self._blocked = f"no {self.noun} could be made for {MOST_FAILURES} sizes"
-
-    def _warn_of_failure(self, key: Key, failed: str, failure: Exception | None) -> None:
+    def _count_failure(self, key: Key, failed: str, failure: Exception | None) -> None:
+        with self._lock:
+            self._failures += 1
+            if self._failures >= MOST_FAILURES:
+                self._blocked = f"no {self.noun} could be made for {MOST_FAILURES} sizes"
         (logger.warning if self._failures == 1 else logger.info)(
             "%s: no %s could be made for the sizes %s, which run %s: %s",
             self.label,
