@@ -270,11 +270,11 @@ def save(folder: str | os.PathLike[str]) -> int:
 
 
 def _entries() -> Iterator[Entry]:
-    for kind, key, content in _torch_compat.caches.cache_entries():
+    for kind, key, content in _torch_compat.compiling.cache_entries():
         yield Entry(kind, key, content)
     for path in _files():
         yield Entry("file", str(path.relative_to(_cache())), path.read_bytes())
-    if names := _torch_compat.caches.vector_instructions():
+    if names := _torch_compat.compiling.vector_instructions():
         yield Entry("instructions", " ".join(names), json.dumps(names).encode())
     with _known.lock:
         compiled = {text: list(logs) for text, logs in _known.compiled.items()}
@@ -352,7 +352,7 @@ def _put(entry: Entry) -> None:
         with _known.lock:
             _known.hot.setdefault(_text(saved["facts"]), set()).update(map(tuple, saved["hot"]))
     elif entry.kind == "instructions":
-        _torch_compat.caches.take_vector_instructions(json.loads(entry.content))
+        _torch_compat.compiling.take_vector_instructions(json.loads(entry.content))
     elif entry.kind == "file":
         path = (_cache() / entry.name).resolve()
         if not path.is_relative_to(_cache()):
@@ -361,7 +361,7 @@ def _put(entry: Entry) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, entry.content)
     else:
-        _torch_compat.caches.put_cache_entry(entry.kind, entry.name, entry.content)
+        _torch_compat.compiling.put_cache_entry(entry.kind, entry.name, entry.content)
 
 
 def _text(facts: Mapping[str, Any]) -> str:
@@ -423,7 +423,7 @@ def graph_facts(gm: GraphModule, request: Request, ops: Iterable[OpUse]) -> Grap
     settings: dict[str, object] = {
         f"magi.{name}": value for name, value in request.config.items() if name not in _OF_NO_CODE
     }
-    settings |= {**request.inductor, **_torch_compat.caches.changed_configs(), "threads": torch.get_num_threads()}
+    settings |= {**request.inductor, **_torch_compat.compiling.changed_configs(), "threads": torch.get_num_threads()}
     state = vars(_torch_compat.state.CompileState.now())
     settings |= {f"mode {name}": value for name, value in state.items() if name != "configs"}
     return GraphFacts(

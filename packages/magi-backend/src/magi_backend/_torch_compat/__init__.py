@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The private torch names that this package touches: one function per quirk, with the releases that it serves.
 
-caches.py       the entries of torch's caches, and what they do not name
-compiling.py    Inductor and Dynamo: how a graph is compiled, with which settings, and what is counted
+compiling.py    Inductor and Dynamo: how a graph is compiled, with which settings, what is counted, what caches hold
 distributed.py process groups: their ranks, what they count, and their store
 frames.py       Dynamo: the captured function, recompilations, graph breaks and times
 nodes.py        nodes and graphs: what they call, what they write to, how they are cut
@@ -14,7 +13,7 @@ values.py       tensors, modules and compiled callables: what torch keeps on the
 The repairs of torch's defects are in `_repairs`.
 """
 
-from . import caches, compiling, distributed, frames, nodes, recording, state, symbols, values
+from . import compiling, distributed, frames, nodes, recording, state, symbols, values
 
 
-__all__ = ["caches", "compiling", "distributed", "frames", "nodes", "recording", "state", "symbols", "values"]
+__all__ = ["compiling", "distributed", "frames", "nodes", "recording", "state", "symbols", "values"]
