@@ -72,7 +72,9 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
             found.append(f"{same} each compiled: convolutions choose their memory format for a whole graph")
             continue  # smaller blocks inside these may have none
         taken.update(*(block.nodes for block in free))
-        reason = whole or (_WRITTEN if _are_written_after_a_cut(gm, [*chosen, *free]) else "")
+        reason = whole
+        if not reason and _are_written_after_a_cut(gm, [*chosen, *free]):
+            reason = "a tensor that a backward may need is written after a cut"
         chosen += [] if reason else free
         found.append(f"{same} each compiled: {reason}" if reason else f"{same} compiled once")
     if wanted is not True:
@@ -112,9 +114,6 @@ def _is_worth_it(blocks: Sequence[Block]) -> bool:
     return _saved(blocks) >= WORTH and any(
         _torch_compat.nodes.called_name(node) in _PRODUCTS for node in blocks[0].nodes
     )
-
-
-_WRITTEN = "a tensor that a backward may need is written after a cut"
 
 
 def _are_written_after_a_cut(gm: GraphModule, blocks: Sequence[Block]) -> bool:
@@ -226,8 +225,13 @@ def _structure(gm: GraphModule, inputs: Sequence[Node], nodes: Sequence[Node]) -
     def of(value: Any) -> Hashable:
         if isinstance(value, Node):
             return ("node", places[value])
-        if isinstance(value, torch.Tensor):
-            return _of_tensor(value, storages)
+        if isinstance(value, torch.Tensor) and _torch_compat.values.is_plain_fake(value):
+            shared = storages.setdefault(_torch_compat.values.storage_id(value), len(storages))
+            flags = (value.requires_grad, value.is_leaf, value.is_conj(), value.is_neg())
+            numbers = (*value.shape, *value.stride(), value.storage_offset(), _torch_compat.values.float_memo(value))
+            symbolic = (torch.SymInt, torch.SymFloat)
+            expressions = tuple(each.node.expr if isinstance(each, symbolic) else each for each in numbers)
+            return (type(value), value.dtype, value.device, flags, expressions, shared)
         if isinstance(value, (tuple, list)):
             return (type(value), *map(of, value))
         if isinstance(value, dict):
@@ -275,25 +279,3 @@ class _Itself:
 
     def __hash__(self) -> int:
         return id(self.value)
-
-
-def _of_tensor(value: torch.Tensor, storages: dict[int, int]) -> Hashable:
-    if _torch_compat.values.is_plain_fake(value):
-        shared = storages.setdefault(_torch_compat.values.storage_id(value), len(storages))
-        numbers = (*value.shape, *value.stride(), value.storage_offset())
-        memo = _torch_compat.values.float_memo(value)
-        return (
-            (
-                type(value),
-                value.dtype,
-                value.device,
-                value.requires_grad,
-                value.is_leaf,
-                value.is_conj(),
-                value.is_neg(),
-            ),
-            tuple(each.node.expr if isinstance(each, torch.SymInt) else each for each in numbers),
-            None if memo is None else memo.node.expr,
-            shared,
-        )
-    return _Itself(value)

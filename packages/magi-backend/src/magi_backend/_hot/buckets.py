@@ -276,7 +276,7 @@ def with_buckets(
         captured.context.finish()
         try:
             hints = tuple(int(captured.fakes[size.place].node.hint) for size in inputs.sizes)
-            _, condition = captured.compiled_open(hints, follow)
+            _, condition = captured.compiled(hints, follow, beside_others=True, for_any=True)
         except Exception as error:  # noqa: BLE001 - what cannot be taken apart is not padded
             is_known = isinstance(error, MixesRowsError)
             why = str(error) if is_known else f"nothing is known of its rows, because of {reason_of(error)}"

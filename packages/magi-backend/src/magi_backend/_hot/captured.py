@@ -99,37 +99,22 @@ class Captured:
                 values |= {s: n for s, n in solved(expression, number).items() if s not in values}
         return values
 
-    def compiled(self, key: Key, compile_static: Compile, *, beside_others: bool) -> Run | None:
-        """Code for the sizes *key*; None if other threads go on, and another state of the process is in force.
-
-        Raises:
-            StaysSymbolicError: A size in the graph does not follow from *key*, or the code would need a guard.
-            Exception: Whatever a compiler raises.
-        """
-        # What belongs to the process cannot be set for one thread.
-        if beside_others and not self.state.is_of_process():
-            return None
-        world = symbols.FakeWorld(self.values(key))
-        compiled, _ = self._compiled(key, compile_static, world, beside_others=beside_others)
-        return symbols.boxed(compiled)
-
-    def compiled_open(self, key: Key, compile_open: Compile) -> tuple[Callable[..., Any], Condition | None]:
-        """Code for any size, with the hints *key*, made while other threads go on, and for which sizes it holds.
-
-        It takes all inputs. None as a condition means all sizes that the graph was captured for.
-
-        Raises:
-            StaysSymbolicError: The code would need a guard on something that is not a size.
-            Exception: Whatever a compiler raises.
-        """
-        world = symbols.FakeWorld(self.values(key))
-        if key:
-            world.open([self.fakes[size.place] for size in self.inputs.sizes])
-        return self._compiled(key, compile_open, world, beside_others=True)
-
-    def _compiled(
-        self, key: Key, compile_graph: Compile, world: symbols.FakeWorld, *, beside_others: bool
+    def compiled(
+        self, key: Key, compile_graph: Compile, *, beside_others: bool, for_any: bool = False
     ) -> tuple[Callable[..., Any], Condition | None]:
+        """Code for the sizes *key*, or *for_any* size with these hints, and for which sizes it holds.
+
+        Code for any size takes all inputs, and other code those that are not sizes. None as a condition means all sizes
+        that the graph was captured for. With *beside_others*, other threads go on.
+
+        Raises:
+            StaysSymbolicError: A size in the graph does not follow from *key*, or the code would need a guard: for any
+                size, one on something that is not a size.
+            Exception: Whatever a compiler raises.
+        """
+        world = symbols.FakeWorld(self.values(key))
+        if for_any and key:
+            world.open([self.fakes[size.place] for size in self.inputs.sizes])
         gm = graph_copy(self.gm)
         given = list(zip(self.fakes, self.descriptions, gm.graph.find_nodes(op="placeholder"), strict=True))
         if not world.symbols():

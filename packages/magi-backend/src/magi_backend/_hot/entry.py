@@ -22,7 +22,7 @@ from magi_backend._torch_compat.nodes import graph_copy
 from magi_backend.errors import CompileSizesError
 from magi_backend.records import SizesOutcome
 
-from .captured import Captured, Compile, capture
+from .captured import Captured, Compile, Run, capture
 from .dispatch import Key, read_inputs, solved
 from .ranks import Exchange
 from .table import SizeTable
@@ -164,10 +164,17 @@ def with_sizes(
     if exchange and exchange.why and config.hot_sizes:
         logger.warning("%s: no size gets code because it comes back: %s", log.label, exchange.why)
     explicit = explicit_keys(captured, config.compile_sizes)
+
+    def make(key: Key, beside_others: bool) -> Run | None:
+        # What belongs to the process cannot be set for one thread.
+        if beside_others and not captured.state.is_of_process():
+            return None
+        return symbols.boxed(captured.compiled(key, compile_static, beside_others=beside_others)[0])
+
     table = SizeTable(
         inputs,
         general,
-        lambda key, beside_others: captured.compiled(key, compile_static, beside_others=beside_others),
+        make,
         hot_sizes=config.hot_sizes,
         hot_after=config.hot_after,
         explicit=explicit if padded is None else list(dict.fromkeys(map(padded, explicit))),

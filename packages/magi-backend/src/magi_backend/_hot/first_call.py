@@ -110,7 +110,7 @@ class FirstCalls:
         if captured is None or not captured.state.is_of_process() or any(holds(key) for holds, _ in self._codes):
             return
         try:
-            code, condition = captured.compiled_open(key, self.compile_open)
+            code, condition = captured.compiled(key, self.compile_open, beside_others=True, for_any=True)
         except Exception as error:  # noqa: BLE001 - whatever it is, eager can answer
             self._fail(error)
         else:

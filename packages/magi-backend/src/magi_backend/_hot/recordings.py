@@ -183,10 +183,6 @@ class RecordingTable(SizeTable):
         called = (names.get(place, f"size{place}") for place in part.ints or ())
         return tuple((part.symbols.get(name, name), number) for name, number in zip(called, numbers, strict=True))
 
-    def recorded(self) -> int:
-        """How many graphs were recorded."""
-        return self._made
-
 
 @dataclass(eq=False)
 class Recordings:
@@ -212,6 +208,4 @@ class Recordings:
 
     def outcome(self) -> tuple[RecordingOutcome, ...]:
         """What is known of both now."""
-        return tuple(
-            RecordingOutcome(kind, table.recorded(), table.outcome()) for kind, table in [*self.tables.items()]
-        )
+        return tuple(RecordingOutcome(kind, table.made, table.outcome()) for kind, table in [*self.tables.items()])

@@ -174,7 +174,9 @@ class SizeTable:
         self._lock = threading.Lock()
         self._others: dict[Key, Size] = {}
         """The others that are remembered, by last use. Those with code are timed before calls find it."""
-        self._calls = self._forgotten = self._failures = self._made = self._next_timed = 0
+        self._calls = self._forgotten = self._failures = self._next_timed = 0
+        self.made = 0
+        """How often code was made because sizes came back."""
         self._general_seconds = self._compile_seconds = self._gained = 0.0
         self._gains = self._timed_seconds = 0.0
         """What calls of the sizes whose code was timed save, and what they take with the code for any size."""
@@ -353,7 +355,7 @@ class SizeTable:
         if self.exchange is not None:  # what other ranks find too: no time that was measured
             round_ = self._rounds.get(key)
             return round_.take is None if round_ else len(self._rounds) < self.hot_sizes
-        return self._made < self.hot_sizes or self._has_paid(size)
+        return self.made < self.hot_sizes or self._has_paid(size)
 
     def _remember(self, key: Key, size: Size) -> None:
         """Put *size*, which has no code, behind the others."""
@@ -369,7 +371,7 @@ class SizeTable:
 
     def _has_paid(self, size: Size) -> bool:
         """Whether code for *size* would have saved the time to compile it by now, and more than another's code has."""
-        seconds = self._compile_seconds / (self._made + self._failures)
+        seconds = self._compile_seconds / (self.made + self._failures)
         if size.paid < seconds or self._budget() < seconds:
             return False
         hot = self._hot()
@@ -415,7 +417,7 @@ class SizeTable:
                 start = perf_counter()
                 self._make_room(key, size)
                 self._compile_seconds += perf_counter() - start
-                self._made += 1
+                self.made += 1
             size.made += 1
             size.run, size.seconds, size.explicit = run, seconds, explicit
             # What all ranks run in the same call is not dropped by one of them, so it needs no timing.
