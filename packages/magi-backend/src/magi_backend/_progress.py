@@ -51,8 +51,9 @@ def progress(gm: GraphModule, label: str, first: str, *, wanted: bool) -> Iterat
         if not console.is_terminal:
             yield lambda _: None
             return
-        key, calls = _key(gm, first)
-        expected = expected_seconds(key, calls, _read())
+        names = [_torch_compat.nodes.called_name(node) for node in gm.graph.nodes if node.op.startswith("call_")]
+        key = hashlib.sha256(f"{first} {names}".encode()).hexdigest()[:16]
+        expected = expected_seconds(key, len(names), _read())
 
         class TimeLeft(ProgressColumn):
             def render(self, task: Task) -> Text:
@@ -63,13 +64,7 @@ def progress(gm: GraphModule, label: str, first: str, *, wanted: bool) -> Iterat
         task = shown.add_task(f"{label}, {first}", total=None)
         start = time.monotonic()
         yield lambda name: shown.update(task, description=f"{label}, {name}")
-        _remember(key, calls, time.monotonic() - start)
-
-
-def _key(gm: GraphModule, first: str) -> tuple[str, int]:
-    """What the compilation of a graph is remembered by, and how many calls the graph has."""
-    names = [_torch_compat.nodes.called_name(node) for node in gm.graph.nodes if node.op.startswith("call_")]
-    return hashlib.sha256(f"{first} {names}".encode()).hexdigest()[:16], len(names)
+        _remember(key, len(names), time.monotonic() - start)
 
 
 def expected_seconds(key: str, calls: int, known: dict[str, list[float]]) -> float | None:

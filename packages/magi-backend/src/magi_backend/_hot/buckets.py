@@ -314,6 +314,7 @@ def _is_of_several_dims(captured: Captured, wanted: Mapping[int, Any]) -> bool:
 def _wanted(captured: Captured, asked: Buckets) -> dict[int, tuple[str, Sequence[int]]]:
     """Which sizes of the graph are named: the position of each among the size inputs, its path and its buckets."""
     paths = {path: fake for path, fake in zip(captured.inputs.paths, captured.fakes, strict=True) if path}
+    expressions = [captured.fakes[size.place].node.expr for size in captured.inputs.sizes]
     wanted: dict[int, tuple[str, Sequence[int]]] = {}
     named = False
     for name, dims in asked.items():
@@ -325,10 +326,13 @@ def _wanted(captured: Captured, asked: Buckets) -> dict[int, tuple[str, Sequence
                 if not isinstance(value, torch.Tensor) or not -value.dim() <= dim < value.dim():
                     raise _unfit(captured, f"{path} has no dimension {dim}")
                 text = f"{path}.shape[{dim % value.dim()}]"
-                place = _place(captured, value.shape[dim])
-                if place is None and isinstance(value.shape[dim], torch.SymInt):
-                    raise _unfit(captured, f"{text} is {value.shape[dim]}, which is computed from other sizes")
-                if place is not None and wanted.setdefault(place, (text, buckets))[1] != buckets:
+                size: Any = value.shape[dim]
+                if not isinstance(size, torch.SymInt):
+                    continue  # the graph has a number there
+                if size.node.expr not in expressions:
+                    raise _unfit(captured, f"{text} is {size}, which is computed from other sizes")
+                place = expressions.index(size.node.expr)
+                if wanted.setdefault(place, (text, buckets))[1] != buckets:
                     msg = f"{text} and {wanted[place][0]} are the same size, and have different buckets"
                     raise _unfit(captured, msg)
     if not named and not frames.is_resumed():
@@ -336,14 +340,6 @@ def _wanted(captured: Captured, asked: Buckets) -> dict[int, tuple[str, Sequence
         close = get_close_matches(first, paths, n=1)
         raise _unfit(captured, f"no input of the graph is called {first!r}{did_you_mean(close)}")
     return wanted
-
-
-def _place(captured: Captured, size: Any) -> int | None:
-    """The position of *size* among the size inputs; None if the graph has a number there."""
-    if not isinstance(size, torch.SymInt):
-        return None
-    expressions = [captured.fakes[each.place].node.expr for each in captured.inputs.sizes]
-    return expressions.index(size.node.expr) if size.node.expr in expressions else None
 
 
 def _why_not(captured: Captured, size: Bucketed) -> str:

@@ -24,7 +24,7 @@ from magi_backend.errors import family
 from magi_backend.records import EagerOutcome
 
 from .background import jobs
-from .captured import Captured, Compile, Condition, capture
+from .captured import Captured, Compile, Condition, capture, reason_of
 from .dispatch import Key, read_inputs
 from .ranks import Exchange
 from .table import Choices
@@ -133,7 +133,7 @@ class FirstCalls:
 
     def _fail(self, error: Exception) -> None:
         self.captured = None
-        self._note = f"no code could be made: {type(error).__name__}: {error}".partition("\n")[0]
+        self._note = f"no code could be made: {reason_of(error)}"
         if self.strict or isinstance(error, family()):
             traceback = error.__traceback__
             self._error = lambda: error.with_traceback(traceback)  # without the frames of calls that raised it before

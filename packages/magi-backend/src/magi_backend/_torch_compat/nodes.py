@@ -303,16 +303,13 @@ _OF_A_CAPTURE = ("_param_name_to_source", "compile_subgraph_reason")
 """The attributes that Dynamo sets on the module of a graph besides ``meta``, and that a copy needs."""
 
 
-def graph_copy(gm: GraphModule) -> GraphModule:
+def graph_copy(gm: GraphModule, done: dict[int, GraphModule] | None = None) -> GraphModule:
     """A copy of a graph, with the graphs inside it and with everything that AOTAutograd reads of a captured one.
 
-    Parameters and constants are shared. The copy of a node loses ``_dynamo_source``, which is set again;
-    ``meta["grapharg"]`` is left out, because it would keep the caller's values alive.
+    Parameters and constants are shared, and so are copies that are *done*. The copy of a node loses ``_dynamo_source``,
+    which is set again; ``meta["grapharg"]`` is left out, because it would keep the caller's values alive.
     """
-    return _copied(gm, {})
-
-
-def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
+    done = {} if done is None else done
     if id(gm) in done:
         return done[id(gm)]
     twin = done[id(gm)] = GraphModule(gm, copy.deepcopy(gm.graph))
@@ -322,7 +319,7 @@ def _copied(gm: GraphModule, done: dict[int, GraphModule]) -> GraphModule:
             setattr(twin, name, getattr(gm, name))
     for name, child in gm.named_children():
         if isinstance(child, GraphModule):  # hooks for saved tensors are called by no node
-            setattr(twin, name, _copied(child, done))
+            setattr(twin, name, graph_copy(child, done))
     for node, original in zip(twin.graph.nodes, gm.graph.nodes, strict=True):
         node.meta.pop("grapharg", None)
         if hasattr(original, "_dynamo_source"):
