@@ -69,7 +69,8 @@ def replace(owner: Any, attribute: str, is_active: Callable[[], bool] | None, re
     found = inspect.getattr_static(owner, attribute, None)
     original = found.__func__ if isinstance(found, staticmethod) else found
     repair = (repaired.__module__, repaired.__qualname__)
-    if original is None or repair in _repairs_of(original):
+    made = getattr(original, "_magi_repairs", ())
+    if original is None or repair in made:
         return False
 
     @functools.wraps(original)
@@ -79,15 +80,9 @@ def replace(owner: Any, attribute: str, is_active: Callable[[], bool] | None, re
         return original(*args, **kwargs)
 
     known: Any = function
-    known._magi_original, known._magi_repair = original, repair
+    known._magi_repairs = (*made, repair)
     setattr(owner, attribute, staticmethod(function) if isinstance(found, staticmethod) else function)
     return True
-
-
-def _repairs_of(function: Any) -> Iterator[tuple[str, str]]:
-    while hasattr(function, "_magi_original"):
-        yield function._magi_repair
-        function = function._magi_original
 
 
 def let_threads_register(backend: Callable[..., Any]) -> None:
