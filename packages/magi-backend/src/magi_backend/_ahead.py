@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,7 +248,9 @@ def aot_compile(
         if request.config.origin(name) == "options":
             msg = f"aot_compile: magi.{name} has no meaning ahead of time, only in torch.compile. Leave it out."
             raise OptionError(msg)
-    with torch.no_grad(), _torch_compat.compiling.copying_programs():
+    with torch.no_grad(), warnings.catch_warnings():
+        # torch 2.13 warns of a class of its own when it copies a program.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
         try:
             program = with_bodies(exported(exported_program_or_module, example_inputs, dynamic_shapes))
             defects = active_defects()

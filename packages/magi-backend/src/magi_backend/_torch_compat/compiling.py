@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import types
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -139,14 +138,6 @@ def compile_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
     from torch._inductor.compile_fx import compile_fx_inner
 
     return compile_fx_inner(gm, example_inputs, **kwargs)
-
-
-@contextlib.contextmanager
-def copying_programs() -> Iterator[None]:
-    """A context without the warning about a deprecated class that torch gives when it copies a program (2.13)."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-        yield
 
 
 def package(program: Any, path: str, options: dict[str, Any]) -> str:
