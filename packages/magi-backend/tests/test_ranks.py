@@ -377,13 +377,13 @@ def test_the_thread_asks_no_rank() -> None:
     failures: list[str] = []
 
     def gather() -> None:
-        token = state._beside_others.set(True)
+        token = state.is_beside_others.set(True)
         try:
             dist.all_gather_object([None], 1)
         except RuntimeError as error:
             failures.append(str(error))
         finally:
-            state._beside_others.reset(token)
+            state.is_beside_others.reset(token)
 
     jobs.add("gather", gather)
     wait()

@@ -50,9 +50,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     made = Gpu()
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
-    token = state._beside_others.set(True)
+    token = state.is_beside_others.set(True)
     yield made
-    state._beside_others.reset(token)
+    state.is_beside_others.reset(token)
 
 
 def kernel_of(*launchers: Any, **known: Any) -> Any:
@@ -165,6 +165,6 @@ def test_code_of_a_call_and_of_a_recorded_graph_is_tuned_as_torch_does(gpu: Gpu)
     launchers = [gpu.launcher("a", 1.0), gpu.launcher("b", 2.0)]
     with torch._inductor.config.patch({"triton.cudagraphs": True}):
         assert kernel_of(*launchers).launchers == launchers
-    token = state._beside_others.set(False)
+    token = state.is_beside_others.set(False)
     assert kernel_of(*launchers).launchers == launchers
-    state._beside_others.reset(token)
+    state.is_beside_others.reset(token)

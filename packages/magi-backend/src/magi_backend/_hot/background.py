@@ -53,7 +53,7 @@ _SECONDS_TO_STOP = 60
 
 def _ask_no_rank(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Ask the other ranks nothing on the thread: they do not compile now, and may never."""
-    if not state.is_beside_others():
+    if not state.is_beside_others.get():
         return original(*args, **kwargs)
     msg = (
         f"an option makes the compiler wait for the other ranks, in torch.distributed.{original.__name__}, which they "
@@ -64,7 +64,7 @@ def _ask_no_rank(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 def _preserve_rng_state(original: Callable[[], Any]) -> Any:
     """Set no random numbers back on the thread: other threads would draw theirs twice."""
-    return contextlib.nullcontext() if state.is_beside_others() else original()
+    return contextlib.nullcontext() if state.is_beside_others.get() else original()
 
 
 class _FullCollections:

@@ -78,7 +78,7 @@ class CompileState:
         before = CompileState.now()
         with contextlib.ExitStack() as stack:
             if beside_others:
-                stack.callback(_beside_others.reset, _beside_others.set(True))
+                stack.callback(is_beside_others.reset, is_beside_others.set(True))
             else:
                 stack.callback(random.setstate, random.getstate())
                 stack.callback(before._set_process)
@@ -110,12 +110,8 @@ class CompileState:
         torch.set_default_dtype(self.dtype)
 
 
-_beside_others: ContextVar[bool] = ContextVar("magi_beside_others", default=False)
-
-
-def is_beside_others() -> bool:
-    """Whether this thread compiles while others go on."""
-    return _beside_others.get()
+is_beside_others: ContextVar[bool] = ContextVar("magi_beside_others", default=False)
+"""Whether this thread compiles while others go on."""
 
 
 def setters_of_random_numbers() -> list[Any]:

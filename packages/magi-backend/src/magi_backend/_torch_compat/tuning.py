@@ -117,7 +117,7 @@ def precompile(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: 
     Not where a recorded CUDA graph would keep what its first calls ran, nor where Inductor searches around the fastest.
     """
     result = original(kernel, *args, **kwargs)
-    if not state.is_beside_others() or len(kernel.launchers) < 2 or kernel.device_props.type not in ("cuda", "hip"):
+    if not state.is_beside_others.get() or len(kernel.launchers) < 2 or kernel.device_props.type not in ("cuda", "hip"):
         return result
     searches = ("coordinate_descent_tuning", "combo_tuning_groups")
     if not (torch._inductor.config.triton.cudagraphs or any(map(kernel.inductor_meta.get, searches))):
