@@ -22,7 +22,6 @@ import logging
 import os
 import platform
 import re
-import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -139,10 +138,9 @@ class WarmStart:
 
 
 class _Known:
-    """What this process has compiled, and what it has loaded."""
+    """What this process has compiled and loaded. Compilations, `save` and `load` use it under the lock of Dynamo."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
         self.compiled: dict[str, weakref.WeakSet[CompilationLog]] = {}
         """The logs of the compilations of each graph, by its facts as text."""
         self.hot: dict[str, set[tuple[int, ...]]] = {}
@@ -276,9 +274,7 @@ def _entries() -> Iterator[Entry]:
         yield Entry("file", str(path.relative_to(_cache())), path.read_bytes())
     if names := _torch_compat.compiling.vector_instructions():
         yield Entry("instructions", " ".join(names), json.dumps(names).encode())
-    with _known.lock:
-        compiled = {text: list(logs) for text, logs in _known.compiled.items()}
-    for text, logs in compiled.items():
+    for text, logs in _known.compiled.items():
         outcomes = [log.counts["sizes"]() for log in logs if "sizes" in log.counts]
         hot = {tuple(n for _, n in use.sizes) for each in outcomes for use in each.uses if use.has_code}
         facts = json.loads(text)
@@ -341,16 +337,14 @@ def load(folder: str | os.PathLike[str]) -> WarmStart:
     for sentence in refused:
         logger.warning("load: %s refused: %s", place, sentence)
     start = WarmStart(place, tuple(loaded), tuple(refused))
-    with _known.lock:
-        _known.starts.append(start)
+    _known.starts.append(start)
     return start
 
 
 def _put(entry: Entry) -> None:
     if entry.kind == "graph":
         saved = json.loads(entry.content)
-        with _known.lock:
-            _known.hot.setdefault(_text(saved["facts"]), set()).update(map(tuple, saved["hot"]))
+        _known.hot.setdefault(_text(saved["facts"]), set()).update(map(tuple, saved["hot"]))
     elif entry.kind == "instructions":
         _torch_compat.compiling.take_vector_instructions(json.loads(entry.content))
     elif entry.kind == "file":
@@ -379,21 +373,19 @@ def noted(facts: GraphFacts | None, log: CompilationLog) -> Iterator[frozenset[t
         yield frozenset()
         return
     text = _text(asdict(facts))
-    with _known.lock:
-        hot = frozenset(_known.hot.get(text, ()))
+    hot = frozenset(_known.hot.get(text, ()))
     before = _torch_compat.compiling.cache_counts()
     yield hot
     hits, misses, _ = (now - then for now, then in zip(_torch_compat.compiling.cache_counts(), before, strict=True))
-    with _known.lock:
-        _known.compiled.setdefault(text, weakref.WeakSet()).add(log)
-        starts, earlier = tuple(_known.starts), tuple(_known.hot)
+    _known.compiled.setdefault(text, weakref.WeakSet()).add(log)
+    starts = _known.starts
     if not starts:
         return
     if hits and not misses:  # what passes the caches by then was compiled to measure something
         starts[-1].found.append(facts.function)
         return
     passed_by = "torch's caches do not take it, so each process compiles it"
-    reason = passed_by if not misses else _why_anew(facts, earlier, sum(len(start.refused) for start in starts))
+    reason = passed_by if not misses else _why_anew(facts, _known.hot, sum(len(start.refused) for start in starts))
     starts[-1].compiled.append(f"{facts.function}: {reason}")
     log.update(anew=reason)
     logger.warning("%s (%s) was compiled anew: %s", log.label, facts.function, reason)
