@@ -11,12 +11,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
-from torch._higher_order_ops.triton_kernel_wrap import (
-    kernel_side_table,
-    triton_kernel_wrapper_functional,
-    triton_kernel_wrapper_mutation,
-)
 from torch._library.custom_ops import OPDEFS
 from torch.fx import GraphModule
 from torch.fx.node import map_arg
@@ -46,6 +40,9 @@ def triton_launches(graph: Graph) -> list[tuple[str, Node]]:
 
     Each has an item for each tensor that it writes to.
     """
+    # Not at the top: passes call this, and the globals of what a pass calls are part of its uuid, with their state.
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_functional
+
     found = []
     for node in graph.find_nodes(op="call_function", target=triton_kernel_wrapper_functional):
         kernel: Any = kernel_side_table.get_kernel(node.kwargs["kernel_idx"])
@@ -84,6 +81,9 @@ def is_empty(node: Node) -> bool:
 
 def is_write(node: Node) -> bool:
     """Whether *node* is a write of a kernel or an operator that functionalisation has made functional."""
+    from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_functional
+
     return node.target in (auto_functionalized, auto_functionalized_v2, triton_kernel_wrapper_functional)
 
 
@@ -102,6 +102,8 @@ def tuple_of(node: Node) -> Node | None:
 
 def written_tensors(node: Node) -> list[torch.Tensor]:
     """The tensors that *node* of a captured graph may write to, by its schema or, for what has none, by its name."""
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+
     given: list[Any] = []
     if overloads := overloads_of(node.target):
         for place, argument in enumerate(overloads[0]._schema.arguments):
@@ -173,6 +175,8 @@ def called_name(node: Node) -> str:
 
 def launch_constants(node: Node) -> dict[str, Any] | None:
     """The keyword arguments of a captured Triton launch, with its constants in place of the number of their entry."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+
     if node.target is not triton_kernel_wrapper_mutation:
         return None
     constants = kernel_side_table.get_constant_args(node.kwargs["constant_args_idx"])  # type: ignore[arg-type]
