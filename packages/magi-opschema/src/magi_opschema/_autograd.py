@@ -18,28 +18,13 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 
+from magi_opschema import _torch_compat as compat
 from magi_opschema._call.bridge import Bridge, structure
 from magi_opschema._codegen.functions import compile_saved
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import nearest, show_value
-from magi_opschema._torch_compat import (
-    any_requires_grad,
-    apply_in_eager,
-    below_autograd_pool,
-    dispatch,
-    dispatch_handle,
-    forward_ad,
-    has_torch_function,
-    has_torch_function_among,
-    hide_from_dynamo,
-    is_dispatch_plain,
-    is_dynamo_compiling,
-    is_forward_ad_active,
-    is_functionalizing,
-    run_functionalized,
-)
 from magi_opschema.errors import ForwardModeError, GradientError, MissingBackwardError, MutationError
 
 
@@ -119,7 +104,7 @@ class _Flattener:
     def _check_tensor(self, path: str, gradient: Any, shape: torch.Size) -> None:
         if not isinstance(gradient, torch.Tensor):
             self.fail(path, f"returned {_kind(gradient)}, expected None or a Tensor of shape {tuple(shape)}")
-        if is_dynamo_compiling():  # This is compiled autograd, where Dynamo sees a symbolic size as an int.
+        if compat.is_dynamo_compiling():  # This is compiled autograd, where Dynamo sees a symbolic size as an int.
             return
         sizes = (*gradient.shape, *shape)
         # A symbolic size is compared by the compiler; a comparison here would add a guard.
@@ -273,11 +258,11 @@ class AutogradFunctions:
         flat = layout.fill(args, kwargs) if kwargs or layout.bundles else args
         positions, classes = self._settled
         is_settled = [type(flat[i]) for i in positions] == classes
-        if not is_settled or has_torch_function(*flat) or not is_dispatch_plain():
+        if not is_settled or compat.has_torch_function(*flat) or not compat.is_dispatch_plain():
             return self.op(*args, **kwargs)
         if not self._has_lists:
             return self.eager(*flat)
-        if any(has_torch_function_among(flat[i]) for i in layout.tensor_lists):
+        if any(compat.has_torch_function_among(flat[i]) for i in layout.tensor_lists):
             return self.op(*args, **kwargs)
         return self._gather_output(self.eager(*layout.spread(flat)))
 
@@ -295,8 +280,8 @@ class AutogradFunctions:
     def eager(self) -> Callable[..., Any]:
         """A function that applies the Function for eager autograd and AOTAutograd."""
         # This is written out, because this is most of the time of a call with a gradient.
-        op, save, make, unused = self._flat_op, self._save, below_autograd_pool.make, below_autograd_pool.unused
-        layout = self.lowering.layout
+        op, save, layout, pool = self._flat_op, self._save, self.lowering.layout, compat.below_autograd_pool
+        make, unused = pool.make, pool.unused
         gather = layout.gather if layout.tensor_lists else None
         spread_output = self._spread_output if self.outputs.tensor_lists else None
 
@@ -312,7 +297,7 @@ class AutogradFunctions:
             save(ctx, flat, spread, output)
             return output if spread_output is None else spread_output(output)
 
-        return apply_in_eager(self._function(forward=forward))
+        return compat.apply_in_eager(self._function(forward=forward))
 
     @functools.cached_property
     def transforms(self) -> Callable[..., Any]:
@@ -320,7 +305,7 @@ class AutogradFunctions:
         layout = self.lowering.layout
 
         def forward(*spread: Any) -> Any:
-            with below_autograd_pool.make():
+            with compat.below_autograd_pool.make():
                 return self._spread_output(self._flat_op(*layout.gather(spread)))
 
         def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
@@ -359,7 +344,7 @@ class AutogradFunctions:
     @functools.cached_property
     def _flat_op(self) -> Callable[..., Any]:
         """A function that calls the op with the slots by position."""
-        op, layout = functools.partial(dispatch, dispatch_handle(self.op)), self.lowering.layout
+        op, layout = functools.partial(compat.dispatch, compat.dispatch_handle(self.op)), self.lowering.layout
         return (lambda *flat: layout.call(op, flat)) if layout.keyword_only or layout.bundles else op
 
     def _spread_output(self, output: Any) -> Any:
@@ -444,11 +429,12 @@ def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
 
 def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
     """The kernel at the Autograd key: it applies a Function only if a derivative may be wanted."""
-    is_grad_enabled, make, unused = torch.is_grad_enabled, below_autograd_pool.make, below_autograd_pool.unused
-    handle = dispatch_handle(functions.op)
+    is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
+    make, unused = compat.below_autograd_pool.make, compat.below_autograd_pool.unused
+    dispatch, handle = compat.dispatch, compat.dispatch_handle(functions.op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or is_forward_ad_active():
+        if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or compat.is_forward_ad_active():
             return functions.call(functions.eager, args, kwargs)
         try:
             context = unused.pop()
@@ -459,18 +445,18 @@ def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
         unused.append(context)
         return output
 
-    return hide_from_dynamo(kernel)
+    return compat.hide_from_dynamo(kernel)
 
 
 def transforms_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
     """The kernel at the key above all torch.func transforms."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_functionalizing():
-            return run_functionalized(functions.op, args, kwargs)
+        if compat.is_functionalizing():
+            return compat.run_functionalized(functions.op, args, kwargs)
         return functions.call(functions.transforms, args, kwargs)
 
-    return hide_from_dynamo(kernel)
+    return compat.hide_from_dynamo(kernel)
 
 
 def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
@@ -478,21 +464,21 @@ def mutation_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
     layout = lowering.layout
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if is_forward_ad_active():
+        if compat.is_forward_ad_active():
             given = tensors_in((*args, *kwargs.values()))
-            if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
+            if any(compat.forward_ad.unpack_dual(tensor).tangent is not None for tensor in given):
                 refuse_forward_mode(lowering)
         if torch.is_grad_enabled():
             flat = layout.fill(args, kwargs)
             for position, path in layout.mutated.items():
-                if any_requires_grad(flat[position]):
+                if compat.any_requires_grad(flat[position]):
                     text = (
                         f"'{path}' is written into, and it requires a gradient or is part of a graph, "
                         "which would be wrong afterwards. "
                         "Call the op under torch.no_grad(), on a detached Tensor, or on a buffer."
                     )
                     raise MutationError(lowering.sentence(text))
-        with below_autograd_pool.make():
+        with compat.below_autograd_pool.make():
             return op(*args, **kwargs)
 
-    return hide_from_dynamo(kernel)
+    return compat.hide_from_dynamo(kernel)

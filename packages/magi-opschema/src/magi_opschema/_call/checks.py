@@ -114,17 +114,12 @@ class CallCheck:
         self._passed: set[tuple[object, ...]] = set()
         self._traced: set[tuple[object, ...]] = set()
 
-    def watching(self, fake: Callable[..., Any]) -> Callable[..., Any]:
-        """*fake*, of which each kind of call has its first real call checked."""
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            kind = _kind(self._lowering.layout.fill(args, kwargs))
-            if kind not in self._passed:
-                self._traced.add(kind)
-                self.pending = True
-            return fake(*args, **kwargs)
-
-        return watched
+    def await_real(self, args: Flat, kwargs: dict[str, Any]) -> None:
+        """Check the first real call of the kind of this one, for which the fake runs."""
+        kind = _kind(self._lowering.layout.fill(args, kwargs))
+        if kind not in self._passed:
+            self._traced.add(kind)
+            self.pending = True
 
     def run(self, body: Callable[..., Any], flat: Flat) -> Any:
         """The flat output of *body*, which has the flat signature and gets *flat*; the call is checked.

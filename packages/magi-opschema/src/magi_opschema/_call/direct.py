@@ -14,20 +14,9 @@ from typing import Any
 
 import torch
 
+from magi_opschema import _torch_compat as compat
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Flat, FlatLayout, tensors_in
-from magi_opschema._torch_compat import (
-    below_adinplaceorview_pool,
-    below_autograd_pool,
-    call_directly,
-    count_dispatch_modes,
-    count_function_modes,
-    dispatch_key_of,
-    has_kernel,
-    hide_from_dynamo,
-    increment_version,
-    profiler,
-)
 
 
 class DirectCalls:
@@ -38,20 +27,11 @@ class DirectCalls:
         """The kernels of the bodies for one device type, by dispatch key."""
         self._own = own
         self._lowering, self._torch_op = lowering, torch_op
-        self._pool = below_adinplaceorview_pool if lowering.mutated else below_autograd_pool
+        self._pool = compat.below_adinplaceorview_pool if lowering.mutated else compat.below_autograd_pool
         self._calls: dict[str, Callable[..., Any]] = {}
         self._called: dict[str, Callable[..., Any]] = {}
         self._is_registered = True
         torch_op.magi_direct = self.at
-
-    def offered(self, fake: Callable[..., Any]) -> Callable[..., Any]:
-        """*fake*, which offers the direct call to Inductor, because that is loaded only when an op is traced for it."""
-
-        def offering(*args: Any, **kwargs: Any) -> Any:
-            call_directly(self._torch_op, self.key_of)
-            return fake(*args, **kwargs)
-
-        return offering
 
     def add(self, key: str, kernel: Callable[..., Any]) -> None:
         """Let calls at the dispatch key *key* run *kernel*, also those of code that was generated before."""
@@ -81,7 +61,7 @@ class DirectCalls:
             return ""
         if not all(leaf.is_tensor for leaf in self._lowering.return_leaves):
             return ""
-        return dispatch_key_of(types.pop())
+        return compat.dispatch_key_of(types.pop())
 
     def at(self, key: str) -> Callable[..., Any]:
         """The function of the flat arguments that runs the body for the dispatch key *key*.
@@ -90,11 +70,13 @@ class DirectCalls:
         registered a kernel for this op, which stands before ours; that is looked for when generated code is loaded.
         """
         others = {key, f"Autograd{key}"} - self.bodies.keys()
-        if any(has_kernel(self._lowering.title, other) for other in others):
+        if any(compat.has_kernel(self._lowering.title, other) for other in others):
             return self._torch_op  # type: ignore[no-any-return]
         if key in self._calls:
             return self._calls[key]
         torch_op, called, make, unused = self._torch_op, self._called, self._pool.make, self._pool.unused
+        count_dispatch_modes, count_function_modes = compat.count_dispatch_modes, compat.count_function_modes
+        profiler = compat.profiler
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if count_dispatch_modes() or count_function_modes() or profiler._is_profiler_enabled:  # noqa: SLF001
@@ -108,7 +90,7 @@ class DirectCalls:
             unused.append(context)
             return output
 
-        self._calls[key] = hide_from_dynamo(call)
+        self._calls[key] = compat.hide_from_dynamo(call)
         self._choose()
         return call
 
@@ -127,4 +109,4 @@ def count_writes(layout: FlatLayout, args: Flat, kwargs: dict[str, Any]) -> None
     """Bump the version counters of what a call writes into."""
     flat = layout.fill(args, kwargs)
     for position in layout.mutated:
-        increment_version(tuple(tensors_in(flat[position])))
+        compat.increment_version(tuple(tensors_in(flat[position])))

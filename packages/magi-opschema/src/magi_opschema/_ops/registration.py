@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from magi_opschema import _torch_compat as compat
 from magi_opschema._autograd import (
     AutogradFunctions,
     Formula,
@@ -39,16 +40,6 @@ from magi_opschema._codegen.functions import compile_twin
 from magi_opschema._codegen.source import become, compile_at_first_call
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import NO_DEFAULT, Flat, as_output, as_tuple, schema_text, tensors_in
-from magi_opschema._torch_compat import (
-    below_adinplaceorview_pool,
-    destroy,
-    functionalize_by,
-    hide_from_dynamo,
-    keep_entry,
-    register_fake,
-    restore_packet,
-    translate_errors,
-)
 from magi_opschema.errors import RuleError
 
 from .rules import FakeSlot
@@ -109,7 +100,7 @@ class Registration:
         for step in self.steps:
             step(self.library)
         for op in self.torch_ops:
-            restore_packet(op)
+            compat.restore_packet(op)
         self.direct.set_registered(is_registered=True)
 
     @property
@@ -152,14 +143,20 @@ def register(
         try:
             define(library)
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
-            translate_errors(torch_op, ErrorTranslation(lowering).of_flat)
+            compat.translate_errors(torch_op, ErrorTranslation(lowering).of_flat)
             check = CallCheck(lowering, torch_op)
             kernel = body_kernel(lowering, fn, check)
             direct = DirectCalls(lowering, torch_op, kernel)
-            traced = direct.offered(check.watching(fake.run))
+
+            def traced(*args: Any, **kwargs: Any) -> Any:
+                # The direct call is offered to Inductor here, because that is loaded only when an op is traced for it.
+                compat.call_directly(torch_op, direct.key_of)
+                check.await_real(args, kwargs)
+                return fake.run(*args, **kwargs)
+
             registration = Registration(lowering, library, torch_op, check, [define], fake, formula, kernel, direct)
             registration.add(_impl(op_name, kernel, "CompositeExplicitAutograd"))
-            registration.add(lambda library: register_fake(library, name, traced, lowering.location))
+            registration.add(lambda library: compat.register_fake(library, name, traced, lowering.location))
             if lowering.mutated:
                 registration.add(_impl(op_name, mutation_kernel(lowering, torch_op), "Autograd"))
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
@@ -172,7 +169,7 @@ def register(
                 registration.add(_impl(op_name, autograd_kernel(functions), "Autograd"))
                 registration.add(_impl(op_name, transforms_kernel(functions), "FuncTorchDynamicLayerFrontMode"))
         except BaseException:
-            destroy(library)
+            compat.destroy(library)
             raise
     return registration
 
@@ -209,12 +206,12 @@ def _add_functional_form(registration: Registration) -> None:
         outputs = as_tuple(layout.apply(registration.torch_op, tuple(flat)), count)
         return as_output((*outputs, *(flat[i] for i in written)))
 
-    hide_from_dynamo(body)
+    compat.hide_from_dynamo(body)
 
     def define(library: torch.library.Library) -> None:
         library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(op_name, body, "CompositeExplicitAutograd")
-        register_fake(library, name, body, lowering.location)
+        compat.register_fake(library, name, body, lowering.location)
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         """What makes a call of the op functional, where torch has no way of its own."""
@@ -230,7 +227,7 @@ def _add_functional_form(registration: Registration) -> None:
 
     registration.add(define)
     registration.functional_op = getattr(getattr(torch.ops, namespace), op_name).default
-    functionalize_by(registration.torch_op, rule)
+    compat.functionalize_by(registration.torch_op, rule)
 
 
 def _copy(value: Any) -> Any:
@@ -249,8 +246,8 @@ def unregister(registration: Registration) -> None:
     """Unregister an op from torch, so that its name is free again. Its OpOverload can still be called safely."""
     with registering:
         for op in registration.torch_ops:
-            keep_entry(op)
-        destroy(registration.library)
+            compat.keep_entry(op)
+        compat.destroy(registration.library)
         registration.direct.set_registered(is_registered=False)
 
 
@@ -271,13 +268,13 @@ def replacing(earlier: Registration | None) -> Iterator[None]:
 
 def body_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
     """The kernel of one body: *fn*, at the user's signature, with the check of the first real call."""
-    return hide_from_dynamo(compile_at_first_call(lambda: compiled_kernel(lowering, fn, check)))
+    return compat.hide_from_dynamo(compile_at_first_call(lambda: compiled_kernel(lowering, fn, check)))
 
 
 def compiled_kernel(lowering: SignatureLowering, fn: Callable[..., Any], check: CallCheck) -> Callable[..., Any]:
     """`body_kernel`, compiled now."""
     lowered = compile_at_first_call(functools.partial(compile_twin, lowering, fn, "lowered"))
-    return hide_from_dynamo(compile_twin(lowering, fn, "kernel", check, functools.partial(check.run, lowered)))
+    return compat.hide_from_dynamo(compile_twin(lowering, fn, "kernel", check, functools.partial(check.run, lowered)))
 
 
 def _batched_mutation(lowering: SignatureLowering, registration: Registration) -> Callable[..., Any]:
@@ -305,7 +302,7 @@ def _version_kernel(lowering: SignatureLowering, op: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         count_writes(layout, args, kwargs)
-        with below_adinplaceorview_pool.make():
+        with compat.below_adinplaceorview_pool.make():
             return op(*args, **kwargs)
 
-    return hide_from_dynamo(kernel)
+    return compat.hide_from_dynamo(kernel)
