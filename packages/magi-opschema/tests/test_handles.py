@@ -28,7 +28,7 @@ from magi_opschema import (
     register_object,
     release_object,
 )
-from magi_opschema._handles.handle import REGISTRY
+from magi_opschema._handles import REGISTRY
 from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -99,10 +99,10 @@ def test_object_and_handle_reach_the_same_body(ns: str, x: Tensor) -> None:
     assert op_def(run).lowering.schema == "run(Tensor x, SymInt runner) -> Tensor"
     torch.testing.assert_close(op_def(run).torch_op(x, handle), x * 3)
     torch.testing.assert_close(op_def(run).lowered_fn(x, handle), x * 3)
-    before = len(REGISTRY)
+    before = len(REGISTRY._references)
     torch.testing.assert_close(run(x, Runner(5.0)), x * 5)  # without a registration
     gc.collect()
-    assert len(REGISTRY) == before
+    assert len(REGISTRY._references) == before
 
 
 @pytest.mark.parametrize("by_handle", [False, True])
@@ -462,7 +462,7 @@ def test_cycles_leak_nothing(times: int) -> None:
 
     _cycle(100)
     gc.collect()
-    held, known = len(REGISTRY), len(REGISTRY.by_address)
+    held, known = len(REGISTRY._references), len(REGISTRY.by_address)
     # tracemalloc makes the million slow; live memory after the cycles is what counts.
     _cycle(times - 1000)
     tracemalloc.start()
@@ -473,7 +473,7 @@ def test_cycles_leak_nothing(times: int) -> None:
     gc.collect()
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert (len(REGISTRY), len(REGISTRY.by_address)) == (held, known)
+    assert (len(REGISTRY._references), len(REGISTRY.by_address)) == (held, known)
     assert grown < 1000
 
 
@@ -502,6 +502,6 @@ def test_lowering_registers_no_object() -> None:
     def run(x: Tensor, config: Config) -> Tensor:
         raise NotImplementedError
 
-    before = len(REGISTRY)
+    before = len(REGISTRY._references)
     lower_signature(run)
-    assert len(REGISTRY) == before
+    assert len(REGISTRY._references) == before

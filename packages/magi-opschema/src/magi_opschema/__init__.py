@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from magi_opschema._lowering.signature import lower_signature as lower_signature
 
     from . import errors as errors
-    from ._handles.declared import see_through_object as see_through_object
-    from ._handles.handle import ObjectHandle as ObjectHandle
-    from ._handles.handle import get_object as get_object
-    from ._handles.handle import register_object as register_object
-    from ._handles.handle import release_object as release_object
+    from ._handles import ObjectHandle as ObjectHandle
+    from ._handles import get_object as get_object
+    from ._handles import register_object as register_object
+    from ._handles import release_object as release_object
+    from ._handles import see_through_object as see_through_object
     from ._model.lowering import SignatureLowering as SignatureLowering
     from ._ops.catalogue import OpDef as OpDef
     from ._ops.catalogue import annotate as annotate
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "errors": ("OpSchemaError",),
-    "_handles.declared": ("see_through_object",),
-    "_handles.handle": ("ObjectHandle", "get_object", "register_object", "release_object"),
+    "_handles": ("ObjectHandle", "get_object", "register_object", "release_object", "see_through_object"),
     "_lowering.signature": ("lower_signature",),
     "_model.lowering": ("SignatureLowering",),
     "_ops.catalogue": ("OpDef", "annotate", "op_def", "opcheck"),

@@ -18,8 +18,15 @@ from typing import Any
 
 import torch
 
-from magi_opschema._handles.declared import AnnotatedField, annotated_fields, declared_fields, is_declared
-from magi_opschema._handles.handle import ObjectHandle, handle, unfit
+from magi_opschema._handles import (
+    AnnotatedField,
+    ObjectHandle,
+    annotated_fields,
+    declared_fields,
+    handle,
+    is_declared,
+    unfit,
+)
 from magi_opschema._lowering import codecs
 from magi_opschema._model.schema import SCHEMA_TYPES, schema_type_of
 from magi_opschema._model.tree import (

@@ -24,7 +24,7 @@ from magi_opschema import _torch_compat as compat
 from magi_opschema._call.misfit import ErrorTranslation, refusal_of_calls
 from magi_opschema._codegen.exposed import compile_exposed
 from magi_opschema._environment import refuse_unknown_variables
-from magi_opschema._handles.handle import fixed
+from magi_opschema._handles import fixed
 from magi_opschema._lowering.annotations import Scope, evaluate, scope_of
 from magi_opschema._lowering.signature import TORCH_OP_ATTRIBUTE, lower_signature_in, refuse_other_than_functions
 from magi_opschema._model.lowering import SignatureLowering

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of this process that have a handle, an int by which an op's schema can name them: `ObjectHandle[T]`.
+"""Objects as parameters, `ObjectHandle[T]`: behind an int by which a schema names them, or taken apart into fields.
 
     caller          runner or its handle
     schema          SymInt runner
@@ -17,24 +17,29 @@ An object also carries its handle, in the attribute `_magi_handle`, because Dyna
 guard checks that the attribute exists and belongs to the object, so one graph serves different objects. An object that
 can carry none, such as a ProcessGroup, a Stream or a Generator, is guarded by its identity, so each has its own graph.
 Nothing here is an op. Nothing is kept of an object that is released or collected.
+
+An object that is taken apart has no handle: its class says which of its attributes are Tensors and which are constants,
+by `see_through_object`, at the end of this module.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
+import inspect
 import itertools
 import os
 import threading
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, TypeVar, overload
 
 import torch
 
 from magi_opschema._model.tree import Codec
-from magi_opschema._text import show_type, show_value, show_with_type
+from magi_opschema._text import location_of_class, show_type, show_value, show_with_type
 from magi_opschema._torch_compat import (
     answer_for_one_object,
     fix_local,
@@ -45,7 +50,7 @@ from magi_opschema._torch_compat import (
     symbolic_when_traced,
     traced_object,
 )
-from magi_opschema.errors import ArgumentError, HandleError, OpSchemaError
+from magi_opschema.errors import ArgumentError, HandleError, OpSchemaError, OptionError
 
 
 T = TypeVar("T")
@@ -76,8 +81,8 @@ class HandleRegistry:
         self.by_address: dict[int, int] = {}
         """Handles by `id(obj)`. An entry is removed before its object, so an address never stands for another
         object."""
-        self._strong: dict[int, object] = {}
-        self._weak: dict[int, weakref.ref[Any]] = {}
+        self._references: dict[int, Callable[[], Any]] = {}
+        """What returns the object of a handle; of an object that is not kept alive, a weak reference."""
         self._type_numbers: dict[str, int] = {_UNNAMED: 0}
         self._epochs: set[int] = set()
         self._numbers: Iterator[int] = iter(())
@@ -86,10 +91,8 @@ class HandleRegistry:
 
     def find(self, handle: int) -> Any:
         """The object of *handle*; None if there is none."""
-        found = self._strong.get(handle)
-        if found is None and (reference := self._weak.get(handle)) is not None:
-            return reference()
-        return found
+        reference = self._references.get(handle)
+        return None if reference is None else reference()
 
     def register(self, obj: object, *, weak: bool) -> int:
         """The handle of *obj*, a new one unless it has one.
@@ -104,10 +107,9 @@ class HandleRegistry:
             known = self.by_address.get(address)
             handle = self._draw(obj) if known is None else known
             if not weak:
-                self._strong[handle] = obj
-                self._weak.pop(handle, None)
+                self._references[handle] = lambda: obj
             elif known is None:
-                self._weak[handle] = self._refer(obj, handle)
+                self._references[handle] = self._refer(obj, handle)
             if known is None:
                 self.by_address[address] = handle
                 attach(obj, handle)
@@ -117,8 +119,7 @@ class HandleRegistry:
         """Forget the object of *handle*; return False if there was none."""
         with self._lock:
             obj = self.find(handle)
-            self._strong.pop(handle, None)
-            self._weak.pop(handle, None)
+            self._references.pop(handle, None)
             if obj is None:
                 return False
             self.by_address.pop(id(obj), None)
@@ -143,13 +144,8 @@ class HandleRegistry:
             "Register the object here, and pass it or its new handle."
         )
 
-    def __len__(self) -> int:
-        return len(self._strong) + len(self._weak)
-
     def _draw(self, obj: object) -> int:
-        number = next(self._numbers, None)
-        if number is None:
-            number = self._begin_epoch()
+        number = next(self._numbers, None) or self._begin_epoch()
         name = type(obj).__qualname__
         if len(self._type_numbers) < 1 << _TYPE_BITS:
             self._type_numbers.setdefault(name, len(self._type_numbers))
@@ -159,9 +155,7 @@ class HandleRegistry:
         """Draw a new epoch, for the first object, in a forked child, and after 2**32 objects."""
         if not self._epochs:
             os.register_at_fork(after_in_child=self._after_fork)
-        import secrets  # imported here, because it loads hashes and more for a single number
-
-        while (epoch := secrets.randbits(_EPOCH_BITS)) in {0, *self._epochs}:
+        while (epoch := int.from_bytes(os.urandom(4), "big") >> (32 - _EPOCH_BITS)) in {0, *self._epochs}:
             pass
         self._epochs.add(epoch)
         self._epoch = epoch
@@ -183,7 +177,7 @@ class HandleRegistry:
 
     def _forget(self, handle: int, address: int, _: object) -> None:
         # It may run at any time, so it takes no lock; each line is atomic for other threads.
-        if self._weak.pop(handle, None) is not None:
+        if self._references.pop(handle, None) is not None:
             self.by_address.pop(address, None)
 
 
@@ -352,7 +346,16 @@ def handle(annotation: object) -> Codec:
     is_union = typing.get_origin(annotation) in {typing.Union, types.UnionType}
     members = typing.get_args(annotation) if is_union else (annotation,)
     classes = tuple(object if member is Any else typing.get_origin(member) or member for member in members)
-    expected = f"a {name}, or the handle that register_object() gave for one"
+
+    def find(handle: int, reject: Callable[[object], None]) -> Any:
+        try:
+            found = REGISTRY.find(handle)
+        except TypeError:  # a SymInt has no hash
+            found = None
+        if found is None or not isinstance(found, classes):
+            reject(handle)
+        return found
+
     constants = {
         "isinstance": isinstance,
         "accepted": (*_INTS, *classes, StandIn),
@@ -361,7 +364,7 @@ def handle(annotation: object) -> Codec:
         "handles": (*_INTS, StandIn),
         "handle_of": handle_of,
         "is_dynamo_compiling": is_dynamo_compiling,
-        "find": _finder(classes),
+        "find": find,
         "StandIn": StandIn,
         "type_name": name,
     }
@@ -372,7 +375,7 @@ def handle(annotation: object) -> Codec:
         decode="{find}({value}, {reject})",
         described="{StandIn}({value}, {type_name}, {title})",
         constants=constants,
-        expected=expected,
+        expected=f"a {name}, or the handle that register_object() gave for one",
         refusal=lambda value, expected: _refusal(value, name, expected),
         is_process_bound=True,
     )
@@ -433,21 +436,6 @@ def _give_ticket(context: Any) -> None:
         answer_for_one_object(context, REGISTRY.register(obj, weak=False))
 
 
-def _finder(classes: tuple[type, ...]) -> Callable[[int, Callable[[object], None]], Any]:
-    find = REGISTRY.find
-
-    def find_checked(handle: int, reject: Callable[[object], None]) -> Any:
-        try:
-            found = find(handle)
-        except TypeError:  # a SymInt has no hash
-            found = None
-        if found is None or not isinstance(found, classes):
-            reject(handle)
-        return found
-
-    return find_checked
-
-
 def _refusal(value: object, name: str, expected: str) -> tuple[type[OpSchemaError], str]:
     """The error about a value that is not a *name*: its class, and the message after the name of the parameter."""
     if isinstance(value, torch.SymInt):
@@ -476,3 +464,135 @@ def fixed(value: Any) -> Any:
         return [fixed(item) for item in value]
     run_at_trace_time(fix_local)
     return value
+
+
+C = TypeVar("C", bound=type)
+Names = Iterable[str] | Mapping[str, object] | None
+AnnotatedField = tuple[str, object, type]
+"""Name, annotation and defining class."""
+
+_DECLARED = "_magi_see_through"
+"""Attribute of a declared class: its fields by name, with their annotations; None for all annotated ones."""
+_NOT_OBJECTS = (torch.Tensor, int, float, str, tuple, list, dict, enum.Enum)
+
+
+@overload
+def see_through_object(cls: C, /) -> C: ...
+@overload
+def see_through_object(
+    cls: None = None, /, *, tensor_fields: Names = None, constant_fields: Names = None
+) -> Callable[[C], C]: ...
+@overload
+def see_through_object(cls: C, /, *, tensor_fields: Names = None, constant_fields: Names = None) -> C: ...
+def see_through_object(cls: Any = None, /, *, tensor_fields: Names = None, constant_fields: Names = None) -> Any:
+    """Declare which attributes of a class are Tensors and constants; an op that is passed an instance takes it apart.
+
+    In an op's signature, the class then stands for its fields. The Tensors are inputs of a compiled graph, so layers
+    with different weights share the graph; a CUDA graph reads them in place. The constants are constants of the graph.
+    The body gets an object of the class that is rebuilt from the fields. It has the methods of the class, but nothing
+    else of the instance. A frozen dataclass needs no declaration.
+
+    Args:
+        cls: the class; without it, this is a decorator with arguments. Subclasses inherit the declaration.
+        tensor_fields: names of attributes that hold Tensors, or a dict from the name to the annotation, such as
+            `{"bias": Tensor | None}`. Without one, the annotation in the class body holds, or else `Tensor`.
+        constant_fields: the same for constants: numbers, strings, Enums, dtypes, frozen dataclasses of these. Each
+            needs an annotation. Without both arguments, every attribute that the class body annotates is a field.
+
+    Returns:
+        *cls*.
+
+    Raises:
+        OptionError: *cls* is not a class of objects, or declares no attributes; a constant has no annotation; a field
+            is a property.
+
+    Example:
+        >>> import torch
+        >>> from torch import Tensor
+        >>> from magi_opschema import ObjectHandle, magi_register_custom_op
+        >>> @see_through_object
+        ... class Scaler:
+        ...     weight: Tensor
+        ...     shift: float
+        ...     def __init__(self, weight, shift):
+        ...         self.weight, self.shift = weight, shift
+        ...     def run(self, x):
+        ...         return x * self.weight + self.shift
+        >>> @magi_register_custom_op("doc::scaled")
+        ... def scaled(x: Tensor, scaler: ObjectHandle[Scaler]) -> Tensor:
+        ...     return scaler.run(x)
+        >>> scaled(torch.ones(2), Scaler(torch.full((2,), 3.0), 1.0))
+        tensor([4., 4.])
+        >>> print(scaled.torch_op._schema)
+        doc::scaled(Tensor x, Tensor scaler__weight, float scaler__shift) -> Tensor
+    """
+    if cls is None:
+        return lambda decorated: see_through_object(
+            decorated, tensor_fields=tensor_fields, constant_fields=constant_fields
+        )
+    if not isinstance(cls, type):
+        text = f"see_through_object takes a class, and got {show_with_type(cls)}."
+        raise OptionError(f"{text} Decorate the class of the objects.")
+    if issubclass(cls, _NOT_OBJECTS):
+        base = next(base for base in _NOT_OBJECTS if issubclass(cls, base))
+        _fail(cls, f"its instances are values of type {base.__name__}. Annotate a parameter with that.")
+    fields: dict[str, object] | None = None
+    if tensor_fields is not None or constant_fields is not None:
+        fields = _named(cls, "tensor_fields", tensor_fields) | _named(cls, "constant_fields", constant_fields)
+    names = [name for name, _, _ in annotated_fields(cls)] if fields is None else list(fields)
+    if not names:
+        fix = 'Annotate its Tensors and constants in the class body, or name them: tensor_fields=("weight",).'
+        _fail(cls, f"it does not say which of its attributes are Tensors. {fix}")
+    for name in names:
+        if isinstance(inspect.getattr_static(cls, name, None), property):
+            _fail(cls, f"'{name}' is a property, which a rebuilt object computes again. Name the attributes it reads.")
+    setattr(cls, _DECLARED, fields)
+    return cls
+
+
+def _fail(cls: type, text: str) -> NoReturn:
+    raise OptionError(f"see_through_object({cls.__name__}): {text} ({location_of_class(cls)})")
+
+
+def _named(cls: type, option: str, names: Names) -> dict[str, object]:
+    """The fields of one option, by name, with their annotations."""
+    if isinstance(names, Mapping):
+        return dict(names)
+    if isinstance(names, str):
+        _fail(cls, f"{option}={names!r} is one string. Write a tuple of names: ({names!r},).")
+    found: dict[str, object] = {}
+    annotated = {name: hint for name, hint, _ in annotated_fields(cls)}
+    for name in names or ():
+        if not str.isidentifier(str(name)) or type(name) is not str:
+            _fail(cls, f"{option} names {show_value(name)}, which is not a name of an attribute.")
+        if name not in annotated and option == "constant_fields":
+            fix = f"Annotate it in the class body, or give a dict: constant_fields={{{name!r}: int}}."
+            _fail(cls, f"constant_fields names '{name}', whose type the class does not say. {fix}")
+        found[name] = annotated.get(name, torch.Tensor)
+    return found
+
+
+def annotated_fields(cls: type) -> list[AnnotatedField]:
+    """Every attribute that a class body of *cls* or its bases annotates; the last annotation of a name is used.
+
+    Those of torch's own classes, such as `_parameters` of a Module, are no fields.
+    """
+    found: dict[str, AnnotatedField] = {}
+    for base in reversed([base for base in cls.__mro__ if base.__module__.partition(".")[0] != "torch"]):
+        for name, hint in vars(base).get("__annotations__", {}).items():
+            found[name] = (name, hint, base)
+    return list(found.values())
+
+
+def is_declared(cls: type) -> bool:
+    """True if `see_through_object` declared *cls*, or a class that it inherits from."""
+    return any(_DECLARED in vars(base) for base in cls.__mro__)
+
+
+def declared_fields(cls: Any) -> list[AnnotatedField]:
+    """The attributes that a declared class names, with their annotations; class variables are included."""
+    declared: Mapping[str, object] | None = getattr(cls, _DECLARED)
+    if declared is None:
+        return annotated_fields(cls)
+    owners = {name: owner for name, _, owner in annotated_fields(cls)}
+    return [(name, hint, owners.get(name, cls)) for name, hint in declared.items()]
