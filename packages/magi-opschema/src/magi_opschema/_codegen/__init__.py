@@ -5,6 +5,5 @@
 |---|---|
 | `source` | the lines of one function, what is called with a refused value, and the one place that compiles |
 | `nodes` | a tree to lines that flatten a value and rebuild it |
-| `functions` | whole functions: flat twins, refusals, inputs, flatten |
-| `exposed` | the function that the decorator returns |
+| `functions` | whole functions: flat twins, refusals, flatten, and the function that the decorator returns |
 """

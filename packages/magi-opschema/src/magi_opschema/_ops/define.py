@@ -22,7 +22,7 @@ import torch
 
 from magi_opschema import _torch_compat as compat
 from magi_opschema._call.misfit import ErrorTranslation, refusal_of_calls
-from magi_opschema._codegen.exposed import compile_exposed
+from magi_opschema._codegen.functions import compile_exposed
 from magi_opschema._environment import refuse_unknown_variables
 from magi_opschema._handles import fixed
 from magi_opschema._lowering.annotations import Scope, evaluate, scope_of
