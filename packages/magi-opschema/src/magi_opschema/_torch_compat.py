@@ -316,25 +316,6 @@ def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any)
         return fn(*tree_map_only(torch.Tensor, mode.from_tensor, detached))
 
 
-class TranslatingOverload(OpOverload):
-    """An OpOverload whose call passes the dispatcher's error to a function that may raise a better one.
-
-    A wrapper would cost each call, and would not be the OpOverload that graphs hold. The call is that of
-    torch/_ops.py, `OpOverload.__call__`, from torch 2.10 to 2.13.
-    """
-
-    _magi_translate: Callable[..., None]
-    magi_direct: Callable[[str], Callable[..., Any]]
-    """From a dispatch key to what code that Inductor generates calls instead; see `call_directly`."""
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._op(*args, **kwargs)
-        except Exception as error:
-            self._magi_translate(error, args, kwargs)
-            raise
-
-
 def _translating(call: Callable[..., Any]) -> Callable[..., Any]:
     def translate(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -346,14 +327,27 @@ def _translating(call: Callable[..., Any]) -> Callable[..., Any]:
     return translate
 
 
-class TranslatingCall(TranslatingOverload):
-    """A TranslatingOverload for releases whose own call does more than call the dispatcher, such as torch 2.15.
+class TranslatingOverload(OpOverload):
+    """An OpOverload whose call passes the dispatcher's error to a function that may raise a better one.
 
-    There it has a table of Python implementations besides the dispatcher's. This costs one more Python frame for each
-    call.
+    A wrapper would cost each call, and would not be the OpOverload that graphs hold.
     """
 
-    __call__ = _translating(OpOverload.__call__)
+    _magi_translate: Callable[..., None]
+    magi_direct: Callable[[str], Callable[..., Any]]
+    """From a dispatch key to what code that Inductor generates calls instead; see `call_directly`."""
+
+    if OpOverload.__call__.__code__.co_names == ("_op",):
+
+        def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+            try:  # the call of torch/_ops.py from torch 2.10 to 2.13, without its frame
+                return self._op(*args, **kwargs)
+            except Exception as error:
+                self._magi_translate(error, args, kwargs)
+                raise
+
+    else:  # Such as torch 2.15, which has a table of Python implementations besides the dispatcher's.
+        __call__ = _translating(OpOverload.__call__)
 
 
 class TranslatingPacket(OpOverloadPacket):
@@ -381,8 +375,7 @@ def functionalize_by(op: OpOverload, rule: Callable[..., Any]) -> None:
 def translate_errors(op: OpOverload, translate: Callable[..., None]) -> None:
     """Make a call of *op*, or of its packet, that raises an error call `translate(error, args, kwargs)`."""
     if type(op) is OpOverload:
-        is_plain = OpOverload.__call__.__code__.co_names == ("_op",)
-        op.__class__ = TranslatingOverload if is_plain else TranslatingCall
+        op.__class__ = TranslatingOverload
         packet = op._overloadpacket
         packet.__class__ = TranslatingPacket
         for translating in (op, packet):

@@ -93,12 +93,6 @@ class Bridge:
         return compile_flatten(lowering.parameters, to, f"flatten {lowering.name}", lowering.arguments)
 
     @functools.cached_property
-    def leaves(self) -> Callable[..., Flat]:
-        """A function from the user's arguments to a tuple of the leaves, before any of them share an argument."""
-        lowering, to = self.lowering, Writer(self.lowering, is_description=True)
-        return compile_flatten(lowering.parameters, to, f"leaves {lowering.name}")
-
-    @functools.cached_property
     def flatten_output(self) -> Callable[[Any], Flat]:
         """A function from the user's return value to a tuple of the flat outputs."""
         if self.lowering.returns is None:

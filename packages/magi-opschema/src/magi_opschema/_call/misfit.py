@@ -19,7 +19,6 @@ from magi_opschema._codegen.functions import compile_unpack
 from magi_opschema._codegen.source import rejection
 from magi_opschema._model.lowering import Parameter, SignatureLowering, show_signature
 from magi_opschema._model.schema import Argument, takes
-from magi_opschema._model.tree import Leaf
 from magi_opschema._text import nearest
 from magi_opschema._torch_compat import is_dynamo_compiling
 from magi_opschema.errors import ArgumentError, OpSchemaError
@@ -97,61 +96,47 @@ class ErrorTranslation:
 
     def of_flat(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an ArgumentError if *error*, of a call with flat arguments, is about them."""
-        names = [known.name for known in self.lowering.arguments]
-        given = dict(zip(names, args, strict=False)) | kwargs
-        if not self._is_about_arguments(error):
-            if _may_be_of_a_repr(error):
-                plain = [a for a in self.lowering.arguments if a.packing is None and a.name in given]
-                self._refuse_first([a.leaves[0] for a in plain], [given[a.name] for a in plain], error)
+        known = self.lowering.arguments
+        given = dict(zip((argument.name for argument in known), args, strict=False)) | kwargs
+        is_certain = False
+        if self._is_about_arguments(error):
+            found = _REFUSED.search(str(error).partition("\n")[0])
+            suspects = [argument for argument in known if found is not None and argument.name == found[1]]
+            if not suspects:
+                try:
+                    check_call(self.lowering, args, kwargs, is_flat=self.lowering.path == "flattened")
+                except ArgumentError as misfit:
+                    raise misfit from error
+            is_certain = any(argument.packing is None for argument in suspects)
+        elif _may_be_of_a_repr(error):
+            suspects = [argument for argument in known if argument.name in given]
+        else:
             return
-        if (argument := self._refused(error)) is None:
-            try:
-                check_call(self.lowering, args, kwargs, is_flat=self.lowering.path == "flattened")
-            except ArgumentError as misfit:
-                raise misfit from error
-            return
-        if argument.packing is None:
-            self._refuse(argument.leaves[0], given[argument.name], error)
-        elif argument.packing.holds_values:
-            self._refuse_first(argument.leaves, compile_unpack(self.lowering, argument)(**given), error)
+        for argument in suspects:
+            for leaf, value in zip(argument.leaves, self._leaf_values(argument, given), strict=False):
+                if is_certain or not takes(leaf.schema_type, value):
+                    try:
+                        rejection(self.lowering, leaf)(value)
+                    except OpSchemaError as refusal:
+                        raise refusal from error
 
     def of_values(self, error: Exception, *values: Any) -> None:
         """Raise an ArgumentError if *error*, of a call with the user's arguments *values*, is about one of these."""
-        is_certain = False
-        if self._is_about_arguments(error):
-            argument = self._refused(error)
-            suspects = () if argument is None else argument.leaves
-            is_certain = argument is not None and argument.packing is None
-        elif _may_be_of_a_repr(error):
-            suspects = self.lowering.leaves
-        else:
-            return
-        names = [parameter.name for parameter in self.lowering.parameters]
-        taken_apart = Bridge(self.lowering).leaves(**dict(zip(names, values, strict=True)))
-        by_name = dict(zip((leaf.name for leaf in self.lowering.leaves), taken_apart, strict=True))
-        if is_certain:
-            self._refuse(suspects[0], by_name[suspects[0].name], error)
-        self._refuse_first(suspects, [by_name[leaf.name] for leaf in suspects], error)
+        if self._is_about_arguments(error) or _may_be_of_a_repr(error):
+            names = [parameter.name for parameter in self.lowering.parameters]
+            self.of_flat(error, Bridge(self.lowering).flatten(**dict(zip(names, values, strict=True))), {})
+
+    def _leaf_values(self, argument: Argument, given: dict[str, Any]) -> Sequence[Any]:
+        """The values of the leaves that *argument* holds; none if one that says where they are is not given."""
+        if argument.packing is None:
+            return (given[argument.name],)
+        is_whole = argument.packing.holds_values and len(given) == len(self.lowering.arguments)
+        return compile_unpack(self.lowering, argument)(**given) if is_whole else ()
 
     def _is_about_arguments(self, error: Exception) -> bool:
         """True if *error* was raised by the conversion of arguments, which comes before every kernel."""
         text = str(error)
         return text.startswith((f"{self.lowering.title}() ", *_OF_ANY_OP)) and f"{self.lowering.title}(" in text
-
-    def _refused(self, error: Exception) -> Argument | None:
-        found = _REFUSED.search(str(error).partition("\n")[0])
-        return next((a for a in self.lowering.arguments if found is not None and a.name == found[1]), None)
-
-    def _refuse_first(self, leaves: Sequence[Leaf], values: Sequence[Any], error: Exception) -> None:
-        for leaf, value in zip(leaves, values, strict=False):
-            if not takes(leaf.schema_type, value):
-                self._refuse(leaf, value, error)
-
-    def _refuse(self, leaf: Leaf, value: Any, error: Exception) -> None:
-        try:
-            rejection(self.lowering, leaf)(value)
-        except OpSchemaError as refusal:
-            raise refusal from error
 
 
 def _may_be_of_a_repr(error: Exception) -> bool:
