@@ -335,8 +335,7 @@ def _mismatch(own: list[Parameter], wanted: list[Parameter]) -> str | None:
             if not _same_default(parameter.default, schema.default):
                 default = "no default" if schema.default is Parameter.empty else f"the default {schema.default!r}"
                 return f"its {schema.name} has {default}"
-            kinds, wanted_kinds = _annotated_kinds(parameter.annotation), _schema_kinds(str(schema.annotation))
-            if kinds and wanted_kinds and not kinds & wanted_kinds:
+            if _contradicts(parameter.annotation, schema.annotation):
                 return f"its {schema.name} is a {schema.annotation}"
     if any(p.kind is Parameter.POSITIONAL_ONLY for p in own):
         return "its parameters can be given by name"
@@ -359,31 +358,25 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_KINDS: dict[Any, frozenset[str]] = {
-    Tensor: frozenset({"tensor"}),
-    int: frozenset({"number"}),
-    float: frozenset({"number"}),
-    complex: frozenset({"number"}),
-    bool: frozenset({"bool", "number"}),
+_NUMBERS = frozenset({"int", "float", "number"})
+_SCHEMA_TYPES: dict[Any, frozenset[str]] = {
+    Tensor: frozenset({"Tensor"}),
+    **dict.fromkeys((int, float, complex, torch.dtype), _NUMBERS),  # schemas show ScalarType as int
+    bool: _NUMBERS | {"bool"},
     str: frozenset({"str"}),
-    torch.dtype: frozenset({"number"}),  # schemas show ScalarType as int
 }
+"""The schema types that a class in a kernel's annotation stands for."""
+_COMPARED = frozenset().union(*_SCHEMA_TYPES.values())
 
 
-def _annotated_kinds(annotation: Any) -> frozenset[str]:
-    """The kinds of values that a kernel's annotation allows; empty if it cannot be compared."""
+def _contradicts(annotation: Any, schema_type: str) -> bool:
+    """Whether a kernel's *annotation* allows no value of *schema_type*; false if they cannot be compared."""
+    wanted = schema_type.removeprefix("Optional[").removesuffix("]") if schema_type[:9] == "Optional[" else schema_type
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is not None else (annotation,)
-    if annotation is Parameter.empty or typing.get_origin(annotation) in {list, tuple}:
-        return frozenset()
-    found = [_KINDS.get(part) for part in parts if part is not type(None)]
-    known = [kinds for kinds in found if kinds is not None]
-    return frozenset().union(*known) if known and len(known) == len(found) else frozenset()
-
-
-def _schema_kinds(type_: str) -> frozenset[str]:
-    inner = type_.removeprefix("Optional[").removesuffix("]") if type_.startswith("Optional[") else type_
-    kind = {"Tensor": "tensor", "int": "number", "float": "number", "number": "number", "bool": "bool", "str": "str"}
-    return frozenset({kind[inner]} if inner in kind else ())
+    found = [_SCHEMA_TYPES.get(part, frozenset()) for part in parts if part is not type(None)]
+    if typing.get_origin(annotation) in {list, tuple} or not all(found) or wanted not in _COMPARED:
+        return False
+    return bool(found) and all(wanted not in types for types in found)
 
 
 def prepare_out(out: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -250,36 +250,25 @@ def _branches(order: list[tuple[Variant, list[_Test]]], params: tuple[MergedPara
 
 _INDENT = "    "
 
-_ANNOTATIONS = {
-    "Device": "Device",
-    "Dimname": "str",
-    "Generator": "Generator",
-    "Layout": "layout",
-    "MemoryFormat": "memory_format",
-    "Scalar": "Scalar",
-    "ScalarType": "dtype",
-    "Storage": "UntypedStorage",
-    "Stream": "Stream",
-    "SymBool": "bool | SymBool",
-    "SymInt": "int | SymInt",
-    "Tensor": "Tensor",
-    "bool": "bool",
-    "float": "float",
-    "int": "int",
-    "str": "str",
+_TYPES = {
+    "Device": ("Device", "ANY"),
+    "Dimname": ("str", "STR"),  # up to torch 2.12
+    "Generator": ("Generator", "ANY"),
+    "Layout": ("layout", "ANY"),
+    "MemoryFormat": ("memory_format", "ANY"),
+    "Scalar": ("Scalar", "NUMBER"),
+    "ScalarType": ("dtype", "DTYPE"),
+    "Storage": ("UntypedStorage", "ANY"),
+    "Stream": ("Stream", "ANY"),
+    "SymBool": ("bool | SymBool", "ANY"),
+    "SymInt": ("int | SymInt", "INT"),
+    "Tensor": ("Tensor", "TENSOR"),
+    "bool": ("bool", "BOOL"),
+    "float": ("float", "FLOAT"),
+    "int": ("int", "INT"),
+    "str": ("str", "STR"),
 }
-
-_RUNTIME_KINDS = {
-    "Dimname": "STR",  # up to torch 2.12
-    "Scalar": "NUMBER",
-    "ScalarType": "DTYPE",
-    "SymInt": "INT",
-    "Tensor": "TENSOR",
-    "bool": "BOOL",
-    "float": "FLOAT",
-    "int": "INT",
-    "str": "STR",
-}
+"""The annotation of each schema type, and the name of the runtime's check for it."""
 
 
 def emit_base(base: Base) -> str:
@@ -430,7 +419,7 @@ def annotation(type_: Type) -> str:
     if (listed := type_.is_list_like()) is not None:
         inner = annotation(listed.elem)
         text = f"{inner} | Sequence[{inner}]" if takes_one(type_) else f"Sequence[{inner}]"
-    elif (text := _ANNOTATIONS.get(str(type_).removesuffix("?"), "")) == "":
+    elif (text := _TYPES.get(str(type_).removesuffix("?"), ("", ""))[0]) == "":
         msg = f"schema type {str(type_)!r} has no Python annotation here; magi-opschema is older than this torch"
         raise SchemaTypeError(msg)
     return f"{text} | None" if is_optional(type_) else text
@@ -445,8 +434,10 @@ def union(types: tuple[Type, ...]) -> str:
 
 def runtime_kind(type_: Type) -> str:
     """The name of the runtime's check for a type, for example `maybe(INT)`."""
-    of_lists = "INT_OR_LIST" if takes_one(type_) else "LIST"
-    kind = of_lists if type_.is_list_like() else _RUNTIME_KINDS.get(str(type_).removesuffix("?"), "ANY")
+    if type_.is_list_like():
+        kind = "INT_OR_LIST" if takes_one(type_) else "LIST"
+    else:
+        _, kind = _TYPES.get(str(type_).removesuffix("?"), ("", "ANY"))
     return f"maybe({kind})" if is_optional(type_) else kind
 
 

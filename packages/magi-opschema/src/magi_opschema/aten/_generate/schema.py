@@ -12,7 +12,6 @@ this package already uses gets a trailing underscore: parameter `from` is `from_
 from __future__ import annotations
 
 import ast
-import difflib
 import functools as ft
 import gc
 import importlib.metadata
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from magi_opschema import _text
 from magi_opschema.aten.errors import AllowlistError, MissingExtraError, VerificationError
 
 
@@ -115,8 +115,7 @@ def base_and_overload(name: str) -> tuple[str, str | None]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'softmax'?"`, or an empty string if no known name is close."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return _text.nearest(name, known).replace(" Did", "; did", 1)
 
 
 def is_optional(type_: Type) -> bool:
