@@ -292,19 +292,7 @@ def register_fake(library: torch.library.Library, name: str, fake: Callable[...,
 
 def run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """The result of *fn* on FakeTensors that look like the Tensors among the arguments."""
-    from torch._subclasses.fake_tensor import DynamicOutputShapeException
-
-    try:
-        return _run_on_fakes(fn, args, None)
-    except DynamicOutputShapeException:
-        # A size that depends on data is a symbol, which only a ShapeEnv can make, and which needs sympy.
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        return _run_on_fakes(fn, args, ShapeEnv())
-
-
-def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any) -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
     from torch.utils._pytree import tree_map_only
 
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -312,8 +300,18 @@ def _run_on_fakes(fn: Callable[..., Any], args: tuple[Any, ...], shape_env: Any)
         # is done outside of the mode, which does not support operators on a subclass without __torch_dispatch__; such a
         # subclass becomes a Tensor.
         detached = tree_map_only(torch.Tensor, torch.Tensor.detach, args)
-    with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
-        return fn(*tree_map_only(torch.Tensor, mode.from_tensor, detached))
+
+    def run(shape_env: Any) -> Any:
+        with FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True) as mode, torch.no_grad():
+            return fn(*tree_map_only(torch.Tensor, mode.from_tensor, detached))
+
+    try:
+        return run(None)
+    except DynamicOutputShapeException:
+        # A size that depends on data is a symbol, which only a ShapeEnv can make, and which needs sympy.
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        return run(ShapeEnv())
 
 
 def _translating(call: Callable[..., Any]) -> Callable[..., Any]:

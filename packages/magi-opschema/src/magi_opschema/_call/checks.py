@@ -139,7 +139,9 @@ class CallCheck:
             output = self._lowering.layout.apply(body, flat)
         self._check_writes(inputs)
         outputs = as_tuple(output, len(self._lowering.return_leaves))
-        self._check_classes(outputs)
+        for leaf, each in zip(self._lowering.return_leaves, outputs, strict=True):
+            if not takes(leaf.schema_type, each):
+                rejection(self._lowering, leaf, returned=ReturnValueError)(each)
         self._check_records(flat, outputs)
         self._check_aliasing(flat, outputs)
         self._check_fake(flat, outputs)
@@ -178,11 +180,6 @@ class CallCheck:
         fix = "Let __new__, __init__ and __post_init__ keep the fields as they are given."
         raise RoundTripError(self._lowering.sentence(f"{text} {fix}"))
 
-    def _check_classes(self, outputs: Flat) -> None:
-        for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
-            if not takes(leaf.schema_type, output):
-                rejection(self._lowering, leaf, returned=ReturnValueError)(output)
-
     def _check_aliasing(self, inputs: Flat, outputs: Flat) -> None:
         seen = {memory(tensor): "an input" for tensor in tensors_in(inputs)}
         for leaf, output in zip(self._lowering.return_leaves, outputs, strict=True):
@@ -195,21 +192,19 @@ class CallCheck:
                     raise AliasingError(self._lowering.sentence(f"{text} Return a copy: .clone()."))
 
     def _check_fake(self, flat: Flat, outputs: Flat) -> None:
-        expected = as_tuple(self._run_fake(flat), len(outputs))
-        for leaf, real, fake in zip(self._lowering.return_leaves, outputs, expected, strict=True):
+        layout = self._lowering.layout
+        try:
+            # The fake is called through the op, so that it has its torch.library.get_ctx().
+            expected = run_on_fakes(lambda *values: layout.call(self._torch_op, values), layout.open(flat))
+        except Exception as error:
+            text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
+            raise FakeMismatchError(self._lowering.sentence(f"{text} Mend infer_output_meta_fn.")) from error
+        fakes = as_tuple(expected, len(outputs))
+        for leaf, real, fake in zip(self._lowering.return_leaves, outputs, fakes, strict=True):
             for what, real_value, fake_value in _differences(real, fake):
                 text = f"'{dotted(leaf.path)}' has {what} {real_value}, and the fake says {fake_value}."
                 fix = "Compiled code would be wrong: fix infer_output_meta_fn, or the body."
                 raise FakeMismatchError(self._lowering.sentence(f"{text} {fix}"))
-
-    def _run_fake(self, flat: Flat) -> Any:
-        layout = self._lowering.layout
-        try:
-            # The fake is called through the op, so that it has its torch.library.get_ctx().
-            return run_on_fakes(lambda *values: layout.call(self._torch_op, values), layout.open(flat))
-        except Exception as error:
-            text = f"the fake failed on the arguments of a real call: {type(error).__name__}: {error}."
-            raise FakeMismatchError(self._lowering.sentence(f"{text} Mend infer_output_meta_fn.")) from error
 
 
 def _leaves_of_custom(node: Node) -> Iterator[Leaf]:

@@ -139,34 +139,22 @@ def fields_of(annotation: object, cls: Any, inside: Place) -> tuple[RecordKind, 
     if is_declared(cls):
         if inside.subject != "parameter":
             raise inside.refuse(annotation, *_NO_OBJECT)
-        return "object", [part for part in declared_fields(cls) if not _is_class_variable(*part, inside)]
+        evaluated = [(part, inside.below(part[0], part[2]).evaluated(part[1])) for part in declared_fields(cls)]
+        return "object", [part for part, hint in evaluated if typing.ClassVar not in {hint, typing.get_origin(hint)}]
     if dataclasses.is_dataclass(cls):
         return "dataclass", _dataclass_fields(annotation, cls, inside)
     if typing.is_typeddict(cls):
-        return "typeddict", _typeddict_fields(annotation, cls, inside)
-    return "namedtuple", _namedtuple_fields(annotation, cls, inside)
-
-
-def _is_class_variable(name: str, hint: object, owner: type, inside: Place) -> bool:
-    evaluated = inside.below(name, owner).evaluated(hint)
-    return typing.ClassVar in {evaluated, typing.get_origin(evaluated)}
-
-
-def _typeddict_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
-    hints = cls.__annotations__
-    if missing := sorted(name for name, hint in hints.items() if _may_be_missing(cls, name, hint, place)):
-        why = f"a TypedDict whose key {missing[0]!r} may be missing"
-        raise place.refuse(annotation, why, "Make it total, with T | None where there may be no value.")
-    return [(name, hint, cls) for name, hint in hints.items()]
-
-
-def _namedtuple_fields(annotation: object, cls: Any, place: Place) -> list[AnnotatedField]:
+        hints = cls.__annotations__
+        if missing := sorted(name for name, hint in hints.items() if _may_be_missing(cls, name, hint, inside)):
+            why = f"a TypedDict whose key {missing[0]!r} may be missing"
+            raise inside.refuse(annotation, why, "Make it total, with T | None where there may be no value.")
+        return "typeddict", [(name, hint, cls) for name, hint in hints.items()]
     hints = {name: hint for name, hint, _ in annotated_fields(cls)}
     if unknown := [name for name in cls._fields if name not in hints]:
         why = f"a namedtuple whose field {unknown[0]!r} has no annotation"
-        raise place.refuse(annotation, why, "Use typing.NamedTuple.")
-    _check_own_methods(annotation, cls, place, cls._fields, {})
-    return [(name, hints[name], cls) for name in cls._fields]
+        raise inside.refuse(annotation, why, "Use typing.NamedTuple.")
+    _check_own_methods(annotation, cls, inside, cls._fields, {})
+    return "namedtuple", [(name, hints[name], cls) for name in cls._fields]
 
 
 def _may_be_missing(cls: Any, name: str, hint: object, inside: Place) -> bool:
@@ -286,7 +274,10 @@ def lower_resolved(annotation: object, place: Place) -> Node:
     if not _is_hashable(annotation):
         raise place.refuse(annotation, "which is not a type", "Write a type, such as list[int] for [int].")
     if origin is typing.Literal:
-        return _lower_literal(arguments, place)
+        kept = tuple(value for value in arguments if value is not None)
+        schema_type, codec = codecs.literal(kept)
+        is_optional = len(kept) < len(arguments)
+        return place.leaf(f"{schema_type}?", codecs.optional(codec)) if is_optional else place.leaf(schema_type, codec)
     if ObjectHandle in {origin, annotation}:
         return _lower_handle(annotation, arguments, place)
     if origin in _LISTS and arguments:
@@ -350,14 +341,6 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
     inner = lower(others[0], replace(place, is_optional=True))
     assert not isinstance(inner, (Leaf, Optional))
     return Optional(place.path, is_some, inner)
-
-
-def _lower_literal(values: tuple[object, ...], place: Place) -> Node:
-    kept = tuple(value for value in values if value is not None)
-    schema_type, codec = codecs.literal(kept)
-    if len(kept) < len(values):
-        return place.leaf(f"{schema_type}?", codecs.optional(codec))
-    return place.leaf(schema_type, codec)
 
 
 def _lower_handle(annotation: object, arguments: tuple[object, ...], place: Place) -> Node:

@@ -47,8 +47,6 @@ SCHEMA_TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
 annotation."""
 
 _INT64 = range(-(2**63), 2**63)
-_LAYOUTS = {torch.strided: "strided"}
-_MEMORY_FORMATS = {torch.contiguous_format: "contiguous_format"}
 
 
 def schema_type_of(cls: type, name: str) -> str:
@@ -193,10 +191,8 @@ def _scalar_text(kind: str, value: object) -> str | None:
             return str(value).removeprefix("torch.")
         case "Device", torch.device():
             return f'"{value}"'
-        case "Layout", torch.layout():
-            return _LAYOUTS.get(value)
-        case "MemoryFormat", torch.memory_format():
-            return _MEMORY_FORMATS.get(value)
+        case (("Layout" | "MemoryFormat"), (torch.strided | torch.contiguous_format)):
+            return str(value).removeprefix("torch.")
     return None
 
 

@@ -119,7 +119,14 @@ class Choice:
     def begin(self) -> None:
         """Count calls from now on, and run the body that the environment names, unless a context names another."""
         SERVED[self.op], chosen = Counter(), CHOSEN[self.op]
-        chosen[None] = _forced_by_environment(self.op)
+        chosen[None] = ""
+        for entry in filter(None, os.environ.get(IMPLEMENTATIONS, "").split(",")):
+            name, is_pair, body = entry.partition("=")
+            if not is_pair or not body:
+                raise EnvironmentVariableError(f"{IMPLEMENTATIONS}: '{entry}' is not 'namespace::op=implementation'.")
+            if name.strip() == self.op:
+                chosen[None] = body.strip()
+                break
         self._force(chosen)
 
     def _force(self, chosen: dict[object, str]) -> None:
@@ -302,14 +309,3 @@ def _checked_once(form: OpDef) -> Callable[[Implementation], Callable[..., Any]]
         return body
 
     return lambda implementation: checked(implementation.fn)
-
-
-def _forced_by_environment(op: str) -> str:
-    """The body of *op* that the environment names; empty if it names none."""
-    for entry in filter(None, os.environ.get(IMPLEMENTATIONS, "").split(",")):
-        name, is_pair, body = entry.partition("=")
-        if not is_pair or not body:
-            raise EnvironmentVariableError(f"{IMPLEMENTATIONS}: '{entry}' is not 'namespace::op=implementation'.")
-        if name.strip() == op:
-            return body.strip()
-    return ""

@@ -201,11 +201,7 @@ def _like_inputs(lowering: SignatureLowering, sources: list[Leaf]) -> Callable[.
     return fake
 
 
-@overload
-def register_fake(op: object, fn: F) -> F: ...
-@overload
-def register_fake(op: object, fn: None = None) -> Callable[[F], F]: ...
-def register_fake(op: object, fn: F | None = None) -> Any:
+def register_fake(op: object, fn: Callable[..., Any] | None = None) -> Any:
     """Register the fake of *op*, like the option `infer_output_meta_fn`.
 
     Args:

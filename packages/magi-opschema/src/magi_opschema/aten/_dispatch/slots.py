@@ -254,7 +254,9 @@ def register_slot(
     if fn is None:
         conditions: dict[str, Any] = {"devices": devices, "dtypes": dtypes, "capability": capability}
         return lambda kernel: register_slot(base, slot, kernel, **conditions, **functions)
-    cell, only = _cell_and_overload(base)
+    given: object = base
+    name, only = base_and_overload(given) if isinstance(given, str) else (given, None)
+    cell = _cell(name)
     check_number(slot, cell.base, lowest_only=True)
     serves, takes_out = served_variants(cell, fn, only)
     for name, function in functions.items():
@@ -390,12 +392,6 @@ def _cell(base: object) -> Cell:
         if base not in cells:
             return cell_of(base_name(base))
     return cells[base]
-
-
-def _cell_and_overload(base: object) -> tuple[Cell, str | None]:
-    """The cell and the overload that *base* names."""
-    name, only = base_and_overload(base) if isinstance(base, str) else (base, None)
-    return _cell(name), only
 
 
 def _predicate(supports: Callable[..., bool] | None) -> Callable[..., bool] | None:

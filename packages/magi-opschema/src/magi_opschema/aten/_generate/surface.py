@@ -142,7 +142,11 @@ def surface_files(bases: list[Base], schemas: InstalledSchemas) -> dict[str, str
     )
     files["__init__.pyi"] = header + _imports(modules, "{0} as {0}")
     files["py.typed"] = ""
-    files[METADATA_FILE] = _metadata(bases, schemas.torch_version)
+    ops = [_op(base, variant, o) for base in bases for variant in base.variants for o in variant.overloads]
+    head = json.dumps({"schema_version": METADATA_VERSION, "torch": schemas.torch_version})[1:-1]
+    # One line for each operator, so that a diff between two versions of torch is readable.
+    lines = ",\n    ".join(map(json.dumps, ops))
+    files[METADATA_FILE] = f'{{\n  {head},\n  "ops": [\n    {lines}\n  ]\n}}\n'
     files[COVERAGE_FILE] = _coverage(modules, schemas)
     return dict(sorted(files.items()))
 
@@ -176,15 +180,6 @@ def module_of(base: Base) -> str:
     if "view_copy" in base.tags:
         return "_view_copies"
     return "_nn" if any(overload.function.python_module == "nn" for overload in base.overloads) else "_tensors"
-
-
-def _metadata(bases: list[Base], torch_version: str) -> str:
-    """The text of the file, which is identical for the same surface."""
-    ops = [_op(base, variant, o) for base in bases for variant in base.variants for o in variant.overloads]
-    # One line for each operator, so that a diff between two versions of torch is readable.
-    lines = ",\n    ".join(map(json.dumps, ops))
-    head = json.dumps({"schema_version": METADATA_VERSION, "torch": torch_version})[1:-1]
-    return f'{{\n  {head},\n  "ops": [\n    {lines}\n  ]\n}}\n'
 
 
 def _op(base: Base, variant: Variant, overload: Overload) -> dict[str, Any]:
