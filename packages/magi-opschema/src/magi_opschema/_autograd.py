@@ -315,7 +315,9 @@ class AutogradFunctions:
             rule = self.vmap_rule()
             if rule is None:
                 return vmap_by_loop(info, in_dims, spread, self.transforms)
-            dims = layout.gather(_dims_of(in_dims, spread))
+            # The counts of lists, which `spread` begins with, have no dimension.
+            pairs = zip(spread, in_dims, strict=True)
+            dims = layout.gather(tuple(s if isinstance(s, tuple) and isinstance(d, tuple) else d for s, d in pairs))
             output, out_dims = rule(info, dims, *layout.gather(spread))
             return as_output(self.outputs.spread(output)), as_output(self.outputs.spread(out_dims))
 
@@ -376,7 +378,9 @@ class AutogradFunctions:
             return
         flags = ctx.needs_input_grad
         if self.lowering.layout.tensor_lists:
-            flags = _flags(self.lowering.layout, spread, flags)
+            # A list needs a gradient if one of its Tensors does.
+            gathered = self.lowering.layout.gather((spread[0], *flags[1:]))
+            flags = tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
         ctx.needs_grad = NeedsGrad(self._index, flags)
         ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
         outputs = as_tuple(output, len(self.outputs.names))
@@ -404,20 +408,6 @@ class AutogradFunctions:
                 found.setdefault(name, [None] * len(shapes[name]))
         spread = layout.spread(tuple([found.get(name) for name in layout.names]))
         return as_output((None, *spread[1:]) if layout.tensor_lists else spread)
-
-
-def _flags(layout: FlatLayout, spread: Flat, needs_input_grad: tuple[bool, ...]) -> tuple[bool, ...]:
-    """Whether each flat argument needs a gradient; a list does if one of its Tensors does."""
-    gathered = layout.gather((spread[0], *needs_input_grad[1:]))
-    return tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
-
-
-def _dims_of(in_dims: Any, spread: Flat) -> Flat:
-    """*in_dims* in the layout of *spread*, where the counts of lists have no dimension."""
-    return tuple(
-        item if isinstance(item, tuple) and isinstance(dim, tuple) else dim
-        for item, dim in zip(spread, in_dims, strict=True)
-    )
 
 
 def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:

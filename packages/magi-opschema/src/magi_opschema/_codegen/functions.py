@@ -89,23 +89,17 @@ def compile_twin(
     to.line(f"{output} = {call}({', '.join(map(passed, lowering.parameters, values))})")
     # The parameters keep their values, because an output may be named like one of them.
     of_output = replace(to, returned=ReturnValueError, are_locals_reserved=True)
-    to.line(f"return {_flat_output(lowering.returns, output, of_output)}")
+    if lowering.returns is None:
+        with to.block(f"if {output} is not None:"):
+            to.line(f"{to.bind('reject_output', of_output.reject(None))}({output})")
+    texts = ["None"] if lowering.returns is None else flatten(lowering.returns, output, of_output)
+    to.line(f"return {texts[0] if len(texts) == 1 else tuple_text(texts)}")
     doc = _TWIN_DOCS[purpose].format(name=lowering.name)
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
     twin = to.function(f"{lowering.name}_{purpose}", _with_defaults(lowering.arguments, to), doc, title)
     if purpose == "lowered":
         twin.__annotations__ = _annotations(lowering)
     return twin
-
-
-def _flat_output(node: Node | None, output: str, to: Writer) -> str:
-    """Write the lines that check and take apart the body's return value; return an expression of the flat ones."""
-    if node is None:
-        with to.block(f"if {output} is not None:"):
-            to.line(f"{to.bind('reject_output', to.reject(None))}({output})")
-        return "None"
-    texts = flatten(node, output, to)
-    return texts[0] if len(texts) == 1 else tuple_text(texts)
 
 
 def _annotations(lowering: SignatureLowering) -> dict[str, Any]:

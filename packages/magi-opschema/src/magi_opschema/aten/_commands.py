@@ -17,7 +17,6 @@ from ._generate.emit import out_text, parameter_texts, returns_text
 from ._generate.schema import (
     SHIPPED,
     Base,
-    InstalledSchemas,
     Variant,
     base_and_overload,
     canonical_name,
@@ -158,7 +157,13 @@ def _new(options: argparse.Namespace) -> int:
     slot, folder = options.slot, options.out
     if not 0 <= slot <= 7:
         raise SlotError(f"slot {slot}: kernels go into slots 0 to 7; 8 is ATen itself")
-    base, only = _find(options.op, installed_schemas())
+    schemas = installed_schemas()
+    name, only = base_and_overload(options.op)
+    if name not in schemas.out_counts:
+        known = [*schemas.out_counts, *map(canonical_name, schemas.out_counts)]
+        msg = f"torch {schemas.torch_version} has no operator {options.op!r} that writes into out="
+        raise UnknownOpError(f"{msg}{nearest(options.op, known)}")
+    base = schemas.base(name)
     variants = [v for v in base.variants if only is None or only in {o.attribute for o in v.overloads}]
     if not variants:
         names = [overload.attribute for overload in base.overloads]
@@ -195,15 +200,6 @@ def _imports(functions: str) -> str:
         used = {module: [name for name in names if name in words] for module, names in modules.items()}
         groups.append("".join(f"from {module} import {', '.join(names)}\n" for module, names in used.items() if names))
     return "\n".join(filter(None, groups))
-
-
-def _find(op: str, schemas: InstalledSchemas) -> tuple[Base, str | None]:
-    name, only = base_and_overload(op)
-    if name in schemas.out_counts:
-        return schemas.base(name), only
-    known = [*schemas.out_counts, *map(canonical_name, schemas.out_counts)]
-    msg = f"torch {schemas.torch_version} has no operator {op!r} that writes into out={nearest(op, known)}"
-    raise UnknownOpError(msg)
 
 
 def _function(base: Base, variant: Variant, slot: int) -> str:
