@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from magi_opschema import aten
-from magi_opschema.aten._dispatch.kernels import cell_of, out_names, schema_parameters
+from magi_opschema.aten._dispatch.kernels import cells, out_names, schema_parameters
 from magi_opschema.aten._generate.schema import base_and_overload, parameter_name
 
 
@@ -51,7 +51,7 @@ def _delegate(
 
     With *change*, it calls `change(reference, args, kwargs)` instead.
     """
-    cell = cell_of(base)
+    cell = cells[base]
     pair = next(pair for pair in cell.pairs if pair.leading == leading)
     overload = cell.overloads[leading]
     in_schema = {parameter_name(argument.name): argument.name for argument in overload._schema.arguments}

@@ -15,7 +15,7 @@ from aten_harness import providers as op_db
 from aten_harness import run as _run
 from aten_harness.run import Report, check
 from magi_opschema import aten
-from magi_opschema.aten._dispatch.kernels import cell_of
+from magi_opschema.aten._dispatch.kernels import cells
 from torch import Tensor
 
 
@@ -33,7 +33,7 @@ TWENTY = UNARY + BINARY
 
 def _variant(base: str) -> str:
     """The tensor form of *base*."""
-    names = [pair.leading for pair in cell_of(base).pairs]
+    names = [pair.leading for pair in cells[base].pairs]
     return next((name for name in ("Tensor", "Tensor_Tensor", "default") if name in names), names[0])
 
 

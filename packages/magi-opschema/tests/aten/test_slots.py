@@ -429,7 +429,7 @@ def test_the_environment_is_read_once_at_the_first_call(
     first, second = Counted(), Counted()
     slot("softmax", 1, first)
     slot("softmax", 2, second)
-    cell = _kernels.cell_of("softmax")
+    cell = _kernels.cells["softmax"]
     call: Any = torch.compile(aten.softmax, fullgraph=True, backend="aot_eager") if compiled else aten.softmax
     with pytest.MonkeyPatch.context() as patch:
         for name, unread in (("environment_read", False), ("from_environment", None), ("eager", _FirstCall(cell))):

@@ -57,7 +57,8 @@ class DirectCalls:
         """
         tensors = list(tensors_in((args, kwargs)))
         types = {tensor.device.type for tensor in tensors}
-        if len(types) != 1 or not all(map(_is_plain, tensors)):
+        # In a graph of torch 2.10 a view may be conjugated where the op gets it, which later releases do before.
+        if len(types) != 1 or any(t.layout is not torch.strided or t.is_conj() or t.is_neg() for t in tensors):
             return ""
         if not all(leaf.is_tensor for leaf in self._lowering.return_leaves):
             return ""
@@ -93,11 +94,6 @@ class DirectCalls:
         self._calls[key] = compat.hide_from_dynamo(call)
         self._choose()
         return call
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    # In a graph of torch 2.10 a view may be conjugated where the op gets it, which later releases do before.
-    return tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _count_and_call(layout: FlatLayout, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -29,16 +29,13 @@ import torch
 from magi_opschema._codegen.functions import compile_flatten
 from magi_opschema._codegen.source import Writer
 from magi_opschema._environment import refuse_unknown_variables
-from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering, is_flat_return
+from magi_opschema._model.lowering import LoweringPath, Parameter, SignatureLowering
 from magi_opschema._model.schema import MAX_ARGUMENTS, NO_DEFAULT, SCHEMA_TYPES, Argument, Packing, default_text, takes
 from magi_opschema._model.tree import (
     IDENTITY,
     SEQUENCE,
     Leaf,
-    ListOrTuple,
-    MaskedList,
     Node,
-    Optional,
     dotted,
     flat_name,
     leaves,
@@ -129,7 +126,7 @@ def lower_signature_in(
         prefix = f"_{prefix}"
     trees = SignatureLowering(name, signature, parameters, returns, prefix, location(fn), title)
     arguments = _arguments(trees, mutated_leaves(trees, mutates_args))
-    path = _choose_path(parameters, returns, arguments)
+    path = _choose_path(trees, arguments)
     if path == "flattened":
         arguments = _positional_with_trailing_defaults(arguments)
     return replace(trees, arguments=arguments, path=path)
@@ -196,21 +193,11 @@ def _clashes(trees: list[Node]) -> list[Problem]:
     for node in (node for tree in trees for node in nodes(tree)):
         name = flat_name(node.path)
         other = seen.setdefault(name, node)
-        if other is node or _is_inside(node, other):
-            continue
+        if any(each is node for each in nodes(other)):
+            continue  # it is the same, or has the path of what holds it: the value of an Optional, of a list
         sentence = f"'{dotted(other.path)}' and '{dotted(node.path)}' have the same flat name '{name}'. Rename one."
         problems.append(Problem(dotted(node.path), sentence))
     return problems
-
-
-def _is_inside(node: Node, outer: Node) -> bool:
-    """True if the two may have the same path: an Optional and its value, a list of optional Tensors and its values."""
-    match outer:
-        case Optional() | ListOrTuple():
-            return outer.inner is node or _is_inside(node, outer.inner)
-        case MaskedList():
-            return outer.values is node
-    return False
 
 
 def _arguments(trees: SignatureLowering, mutated: set[str]) -> tuple[Argument, ...]:
@@ -256,9 +243,8 @@ def _leaf_defaults(parameter: Parameter, trees: SignatureLowering) -> list[objec
     return list(flatten(parameter.default))
 
 
-def _choose_path(
-    parameters: tuple[Parameter, ...], returns: Node | None, arguments: tuple[Argument, ...]
-) -> LoweringPath:
+def _choose_path(trees: SignatureLowering, arguments: tuple[Argument, ...]) -> LoweringPath:
+    parameters = trees.parameters
     for parameter in parameters:
         node = parameter.node
         if not isinstance(node, Leaf) or not node.codec.keeps_value or node.name != parameter.name:
@@ -267,7 +253,7 @@ def _choose_path(
         return "flattened"
     if any(p.has_default and not a.has_default for p, a in zip(parameters, arguments, strict=True)):
         return "flattened"
-    if returns is not None and not is_flat_return(returns):
+    if trees.rebuilds_returns:
         return "flattened"
     if any(a.alias for a in arguments) and any(a.is_keyword_only and a.leaves[0].is_tensor for a in arguments):
         return "flattened"  # torch.library.register_vmap takes no keyword-only Tensors

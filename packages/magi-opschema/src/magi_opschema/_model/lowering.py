@@ -108,7 +108,10 @@ class SignatureLowering:
     @property
     def rebuilds_returns(self) -> bool:
         """True if the flat outputs differ from what the user's function returns."""
-        return self.returns is not None and not is_flat_return(self.returns)
+        node = self.returns
+        if isinstance(node, Sequence):
+            return len(node.items) < 2 or not all(isinstance(i, Leaf) and i.codec.is_identity for i in node.items)
+        return node is not None and not (isinstance(node, Leaf) and node.codec.is_identity)
 
     def describe(self, op_name: str = "") -> str:
         """Signature, schema, tree and path as lines of text; the schema has the name *op_name* if one is given."""
@@ -125,13 +128,6 @@ class SignatureLowering:
 
     def __str__(self) -> str:
         return self.describe()
-
-
-def is_flat_return(node: Node) -> bool:
-    """True if an op returns what the user's function returns, with nothing to rebuild."""
-    if isinstance(node, Sequence):
-        return len(node.items) > 1 and all(isinstance(item, Leaf) and item.codec.is_identity for item in node.items)
-    return isinstance(node, Leaf) and node.codec.is_identity
 
 
 _COLUMN = 11

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from magi_opschema.aten import slots
-from magi_opschema.aten._dispatch.kernels import cell_of, check_number
+from magi_opschema.aten._dispatch.kernels import cells, check_number
 from magi_opschema.aten._generate.schema import ATEN_SLOT, base_name
 
 from . import known as _known
@@ -61,7 +61,7 @@ def check(tasks: Iterable[Task], *, jobs: int | None = None, device: str | None 
         slots(name)  # the surface is loaded, and has it
         base = base_name(name) if "." in name else name
         check_number(slot, base)
-        cell_of(base).check_active(slot)
+        cells[base].check_active(slot)
         asked[base, slot] = (name, slot)
     return {asked[task]: report for task, report in run(asked, jobs=jobs, device=device)}
 
@@ -95,7 +95,7 @@ def _work(task: Task, note: Note, left_out: frozenset[str], *, forms: frozenset[
     """The rows of one task; with *forms*, those about the library operators of these forms alone."""
     base, slot = task
     note.write(f"{base}|{slot}|inputs")
-    cell = cell_of(base)
+    cell = cells[base]
     kernels = [kernel for kernel in cell.kernels if kernel.slot == slot]
     served = {leading for kernel in kernels for leading in kernel.serves}
     subjects = [Subject(base, pair, slot) for pair in cell.pairs if slot == ATEN_SLOT or pair.leading in served]

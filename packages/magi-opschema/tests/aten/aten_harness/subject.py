@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from magi_opschema.aten._dispatch.kernels import Cell, Kernel, Pair, cell_of, out_names, python_names, select, write_out
+from magi_opschema.aten._dispatch.kernels import Cell, Kernel, Pair, cells, out_names, python_names, select, write_out
 from magi_opschema.aten._dispatch.slots import default_surface, use_slot
 from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments, written_arguments
@@ -92,7 +92,7 @@ class Subject:
 
     @cached_property
     def cell(self) -> Cell:
-        return cell_of(self.base)
+        return cells[self.base]
 
     @cached_property
     def function(self) -> Callable[..., Any]:

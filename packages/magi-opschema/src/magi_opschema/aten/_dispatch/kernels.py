@@ -28,7 +28,7 @@ from magi_opschema._call.conditions import Condition
 from magi_opschema._text import show_value, show_with_type
 from magi_opschema.aten._generate.schema import ATEN_SLOT, OPTIONS, nearest, parameter_name, python_name
 from magi_opschema.aten._torch_compat import OpOverload, arguments, dispatcher_callable, find_overload
-from magi_opschema.aten.errors import KernelSignatureError, SlotError, SurfaceError, UnknownOpError
+from magi_opschema.aten.errors import KernelSignatureError, SlotError, SurfaceError
 
 
 _PREFIX = "MAGI_SLOT_"
@@ -160,13 +160,6 @@ cells: dict[str, Cell] = {}
 
 lock = threading.RLock()
 """Held while a base's kernels or preferences change."""
-
-
-def cell_of(base: str) -> Cell:
-    """The cell of a loaded base."""
-    if base not in cells:
-        raise UnknownOpError(f"no operator {base!r} in the loaded ATen surface{nearest(base, cells)}")
-    return cells[base]
 
 
 def check_environment(*, is_complete: bool = False) -> None:

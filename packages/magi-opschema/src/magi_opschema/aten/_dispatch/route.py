@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from magi_opschema import _torch_compat as compat
 from magi_opschema._model.schema import tensors_in
-from magi_opschema._torch_compat import increment_version
 from magi_opschema.aten._generate.schema import parameter_name, python_name
 from magi_opschema.aten._torch_compat import (
     DispatchKeySet,
@@ -135,7 +135,7 @@ def router(cell: Cell, pair: Pair, name: str, chosen: Callable[[], int | None]) 
         out = kwargs[only] if only else tuple(map(kwargs.__getitem__, outs))
         if run_with_out(kernel, args, inputs, out, options) is NotImplemented:
             return aten(*args, **kwargs)
-        increment_version((out,) if type(out) is Tensor else tensors_in(out))
+        compat.increment_version((out,) if type(out) is Tensor else tensors_in(out))
         return out
 
     return route
@@ -229,7 +229,7 @@ class _Operator:
         with below_inplace_or_view():
             result = self.op.redispatch(after_inplace_or_view(keyset), *args, **kwargs)
         given = dict(zip((a.name for a in arguments(self.op)), args, strict=False)) | kwargs
-        increment_version(tensors_in([given[a.name] for a in written_arguments(self.op)]))
+        compat.increment_version(tensors_in([given[a.name] for a in written_arguments(self.op)]))
         return result
 
 

@@ -46,7 +46,7 @@ from magi_opschema.aten._generate.schema import (
 )
 from magi_opschema.aten.errors import OutputError, SlotError, SurfaceError, UnknownOpError
 
-from .kernels import Cell, Kernel, Pair, cell_of, cells, check_environment, check_number, lock, served_variants
+from .kernels import Cell, Kernel, Pair, cells, check_environment, check_number, lock, served_variants
 from .route import library_op, router, served_namespace
 
 
@@ -389,8 +389,9 @@ def _cell(base: object) -> Cell:
         raise UnknownOpError(f"an operator is given by its name, such as 'softmax', not by {show_with_type(base)}")
     if base not in cells:
         default_surface()
+        base = base if base in cells else base_name(base)
         if base not in cells:
-            return cell_of(base_name(base))
+            raise UnknownOpError(f"no operator {base!r} in the loaded ATen surface{nearest(base, cells)}")
     return cells[base]
 
 
