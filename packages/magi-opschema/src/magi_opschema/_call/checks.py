@@ -13,7 +13,7 @@ operator whose schema does not declare the write.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -33,16 +33,8 @@ _MAX_BYTES = 2**24
 """The largest size in bytes of an inference tensor that is compared; if every call is checked, larger ones are too."""
 
 
-class Seen(NamedTuple):
-    """A Tensor among the arguments of a call, before the body ran."""
-
-    path: str
-    tensor: torch.Tensor
-    stamp: Any
-
-
-def see_inputs(lowering: SignatureLowering, flat: Flat, *, thorough: bool) -> list[Seen]:
-    """The Tensors that the body must not write into.
+def watch_inputs(lowering: SignatureLowering, flat: Flat, *, thorough: bool) -> list[tuple[str, Callable[[], bool]]]:
+    """The paths of the Tensors that the body must not write into, each with a function that says whether it did.
 
     Tensors that share memory with a Tensor of `mutates_args` are left out, because they may share the count of writes
     too. Tensors without memory are left out, because sharing cannot be detected for them.
@@ -55,35 +47,30 @@ def see_inputs(lowering: SignatureLowering, flat: Flat, *, thorough: bool) -> li
         if tensor.layout is not torch.strided or tensor.untyped_storage().data_ptr() != 0
     ]
     mutated = {memory(tensor) for _, tensor, is_mutated in named if is_mutated}
-    return [
-        Seen(path, tensor, _stamp(tensor, thorough=thorough))
-        for path, tensor, _ in named
-        if memory(tensor) not in mutated
-    ]
+    return [(path, _watch(tensor, thorough=thorough)) for path, tensor, _ in named if memory(tensor) not in mutated]
 
 
-def _stamp(tensor: torch.Tensor, *, thorough: bool) -> Any:
-    """What a write into *tensor* changes: the count of writes, or sizes and contents; None if they cannot be compared.
+def _watch(tensor: torch.Tensor, *, thorough: bool) -> Callable[[], bool]:
+    """A function that says whether *tensor* was written into since now, by the count of writes or by its contents.
 
-    With *thorough*, the contents are compared whatever their size.
+    It returns False if neither can be compared. With *thorough*, the contents are compared whatever their size.
     """
     if not tensor.is_inference():
-        return writes_counted(tensor)
+        count = writes_counted(tensor)
+        return lambda: writes_counted(tensor) != count
     is_plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided
     is_small = thorough or tensor.numel() * tensor.element_size() <= _MAX_BYTES
     is_captured = tensor.is_cuda and torch.cuda.is_current_stream_capturing()  # then nothing can be read back
     if not is_plain or not is_small or tensor.is_quantized or is_captured:
-        return None
-    # As numbers, a nan would not equal itself.
-    contents = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-    return tensor.shape, tensor.stride(), contents.view(-1).view(torch.uint8)
+        return lambda: False
 
+    def contents() -> torch.Tensor:
+        # As numbers, a nan would not equal itself.
+        copied = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        return copied.view(-1).view(torch.uint8)
 
-def _is_written(seen: Seen, *, thorough: bool) -> bool:
-    before, after = seen.stamp, _stamp(seen.tensor, thorough=thorough)
-    if isinstance(before, tuple) and isinstance(after, tuple):
-        return before[:2] != after[:2] or not torch.equal(before[2], after[2])
-    return before is not None and before != after
+    form, before = (tensor.shape, tensor.stride()), contents()
+    return lambda: (tensor.shape, tensor.stride()) != form or not torch.equal(before, contents())
 
 
 def memory(tensor: torch.Tensor) -> object:
@@ -134,7 +121,7 @@ class CallCheck:
         kind = _kind(self._lowering.layout.open(flat))
         if kind in self._passed and not self._always:
             return self._lowering.layout.apply(body, flat)  # one of another kind is awaited
-        inputs = see_inputs(self._lowering, flat, thorough=self._always)
+        inputs = watch_inputs(self._lowering, flat, thorough=self._always)
         with counting_writes():
             output = self._lowering.layout.apply(body, flat)
         self._check_writes(inputs)
@@ -149,8 +136,8 @@ class CallCheck:
         self.pending = self._always or not self._traced <= self._passed
         return output
 
-    def _check_writes(self, inputs: list[Seen]) -> None:
-        written = sorted({seen.path for seen in inputs if _is_written(seen, thorough=self._always)})
+    def _check_writes(self, inputs: list[tuple[str, Callable[[], bool]]]) -> None:
+        written = sorted({path for path, is_written in inputs if is_written()})
         if written:
             names = " and ".join(f"'{path}'" for path in written)
             text = f"the body wrote into {names}, which mutates_args does not name."
