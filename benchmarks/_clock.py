@@ -122,7 +122,7 @@ class Turns:
             with self.alone():
                 return measure(*arguments, **options)
 
-        CompiledFxGraph.__call__ = run_alone  # type: ignore[method-assign]
+        CompiledFxGraph.__call__ = run_alone  # type: ignore[assignment, method-assign]
         benchmarker.benchmark_gpu = measure_alone  # type: ignore[method-assign]
         try:
             yield

@@ -35,6 +35,14 @@ def item(x: Tensor) -> Tensor:
     return x * value + int(x.max())
 
 
+def in_place(x: Tensor) -> Tensor:
+    x = x.clone()
+    x ^= 47110
+    x |= 47120
+    x <<= 4
+    return x
+
+
 CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = {
     "an input": (lambda x: x.sin(), (torch.full((3,), 98765.25),), ("98765",)),
     "a small constant": (lambda x: x + torch.tensor([4711.5, 4712.5, 4713.5])[0], (torch.ones(3),), ("4711", "4713")),
@@ -43,6 +51,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = 
     "a tensor that is full of it": (lambda x: x + torch.full((3,), 4711.5), (torch.ones(3),), ("4711",)),
     "integers that fill a tensor": (lambda x: x + x.new_full((3,), 47110), (torch.arange(3),), ("47110",)),
     "a number in arithmetic": (lambda x, n: x * n, (torch.arange(3), 47110), ("47110",)),
+    "numbers in arithmetic in place": (in_place, (torch.arange(3),), ("47110", "47120")),
     "a number from a tensor": (item, (torch.full((2,), 4711.25),), ("9422.5", "4711")),
     "buffers of a module": (Scaled(), (torch.ones(2),), ("4711", "4713", "9424")),
     "a mask": (lambda x: x.masked_fill(x > 0.5, 4711.5), (torch.ones(3),), ("4711",)),

@@ -105,24 +105,24 @@ def takes_value(target: Any, place: int | str) -> bool:
     return any("int" not in kind and "bool" not in kind for kind in kinds)
 
 
-_OPERATORS: dict[Callable[..., Any], str] = {
-    operator.truediv: "div",
-    operator.itruediv: "div",
-    operator.floordiv: "floor_divide",
-    operator.ifloordiv: "floor_divide",
-    operator.mod: "remainder",
-    operator.imod: "remainder",
-    operator.iadd: "add",
-    operator.isub: "sub",
-    operator.imul: "mul",
-    operator.ipow: "pow",
-    operator.and_: "bitwise_and",
-    operator.or_: "bitwise_or",
-    operator.xor: "bitwise_xor",
-    operator.lshift: "bitwise_left_shift",
-    operator.rshift: "bitwise_right_shift",
+_TORCH_NAMES = {
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "pow": "pow",
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
 }
-"""Python's operators whose names differ from torch's."""
+_OPERATORS: dict[Callable[..., Any], str] = {
+    getattr(operator, python): name for each, name in _TORCH_NAMES.items() for python in (f"__{each}__", f"__i{each}__")
+}
+"""Python's operators, also those that write in place, by torch's name of the same."""
 
 
 _DTYPES = {
