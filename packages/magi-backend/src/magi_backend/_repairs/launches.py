@@ -140,17 +140,18 @@ def _milliseconds(
         return in_full(launcher, *args, **kwargs)
     stream = torch.cuda.current_stream().cuda_stream
 
+    def events(in_a_row: int) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        copies, named = kernel.maybe_clone_args((), *args, **kwargs)
+        start.record()
+        for _ in range(in_a_row):
+            launcher(*copies, **named, stream=stream)
+        end.record()
+        return start, end
+
     def measured(launches: int, in_a_row: int) -> float:
         torch.cuda._sleep(HOST_CYCLES)
-        times = []
-        for _ in range(0, launches, in_a_row):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            copies, named = kernel.maybe_clone_args((), *args, **kwargs)
-            start.record()
-            for _ in range(in_a_row):
-                launcher(*copies, **named, stream=stream)
-            end.record()
-            times.append((start, end))
+        times = [events(in_a_row) for _ in range(0, launches, in_a_row)]
         torch.cuda.synchronize()
         fastest: float = min(start.elapsed_time(end) for start, end in times)
         return fastest / in_a_row
