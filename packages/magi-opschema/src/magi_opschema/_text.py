@@ -65,10 +65,16 @@ def show_with_type(value: object) -> str:
     return f"{show_value(value)} ({type(value).__name__.removeprefix('immutable_')})"
 
 
+def closest(name: object, names: Iterable[str]) -> str:
+    """The one of *names* that is close to *name*; otherwise an empty string."""
+    close = difflib.get_close_matches(name, names, 1) if isinstance(name, str) else []
+    return close[0] if close else ""
+
+
 def nearest(name: object, names: Iterable[str]) -> str:
     """` Did you mean 'eps'?` if one of *names* is close to *name*; otherwise an empty string."""
-    close = difflib.get_close_matches(name, names, 1) if isinstance(name, str) else []
-    return f" Did you mean '{close[0]}'?" if close else ""
+    close = closest(name, names)
+    return f" Did you mean '{close}'?" if close else ""
 
 
 def is_class(annotation: object) -> TypeGuard[type]:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
+from magi_backend._torch_compat.tuning import spills
+
 from ._defect import Defect, report
 
 
@@ -132,9 +134,8 @@ def _milliseconds(
     host. Here the GPU is busy until it has all launches, and copies are made outside of the events. Whatever else
     ``bench`` knows of is left to it; so is a launch that fails, since it says why.
     """
-    most = kernel.inductor_meta.get("spill_threshold", 32 if torch.version.hip else 16)
-    spills = (launcher.n_spills or 0) > most
-    if spills or with_profiler or launcher.config.pre_hook or torch.cuda.is_current_stream_capturing():
+    is_torchs = with_profiler or launcher.config.pre_hook or torch.cuda.is_current_stream_capturing()
+    if is_torchs or spills(kernel, launcher):
         return in_full(launcher, *args, with_profiler=with_profiler, **kwargs)
     if kernel.copy_args_to_cpu_if_needed(*args, **kwargs):  # no room for copies on the GPU
         return in_full(launcher, *args, **kwargs)

@@ -108,6 +108,12 @@ class InTurn:
             kernel._cached_launcher = None  # this object (2.13)
 
 
+def spills(kernel: Any, launcher: Any) -> bool:
+    """Whether *kernel*, a ``CachingAutotuner``, leaves *launcher* out, as ``bench`` does: it spills registers."""
+    most: int = kernel.inductor_meta.get("spill_threshold", 32 if torch.version.hip else 16)
+    return not kernel.custom_kernel and (launcher.n_spills or 0) > most
+
+
 PRECOMPILE = "torch._inductor.runtime.triton_heuristics:CachingAutotuner.precompile"
 
 
@@ -121,7 +127,6 @@ def precompile(original: Callable[..., Any], kernel: Any, *args: Any, **kwargs: 
         return result
     searches = ("coordinate_descent_tuning", "combo_tuning_groups")
     if not (torch._inductor.config.triton.cudagraphs or any(map(kernel.inductor_meta.get, searches))):
-        most = kernel.inductor_meta.get("spill_threshold", 16)
-        unspilled = [each for each in kernel.launchers if kernel.custom_kernel or (each.n_spills or 0) <= most]
+        unspilled = [each for each in kernel.launchers if not spills(kernel, each)]
         kernel.launchers = [InTurn(kernel, unspilled or kernel.launchers)]
     return result

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from magi_opschema import _text
+from magi_opschema._text import closest
 from magi_opschema.aten.errors import AllowlistError, MissingExtraError, VerificationError
 
 
@@ -115,7 +115,8 @@ def base_and_overload(name: str) -> tuple[str, str | None]:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'softmax'?"`, or an empty string if no known name is close."""
-    return _text.nearest(name, known).replace(" Did", "; did", 1)
+    close = closest(name, known)
+    return f"; did you mean {close!r}?" if close else ""
 
 
 def is_optional(type_: Type) -> bool:
