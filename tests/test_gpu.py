@@ -223,7 +223,7 @@ def test_two_streams() -> None:
 def test_code_that_is_made_beside_the_calls_is_tuned_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-    original: Any = CachingAutotuner.bench
+    original: Any = CachingAutotuner.benchmark_all_configs
     benchmarked: list[str] = []
 
     def noted(kernel: Any, *args: Any, **kwargs: Any) -> Any:
@@ -233,7 +233,7 @@ def test_code_that_is_made_beside_the_calls_is_tuned_in_them(monkeypatch: pytest
     def turned(x: Tensor, y: Tensor) -> Tensor:
         return torch.sin(x.t()) + y  # tiles of two dimensions have several configurations
 
-    monkeypatch.setattr(CachingAutotuner, "bench", noted)
+    monkeypatch.setattr(CachingAutotuner, "benchmark_all_configs", noted)
     options: Any = {"magi.hot_sizes": 1, "magi.hot_after": 2, "magi.hot_in_background": True}
     compiled = torch.compile(turned, backend="magi", dynamic=True, options=options)
 

@@ -54,7 +54,7 @@ def tables() -> str:
     lines = []
     found: list[Any] = [each for each in gc.get_objects() if type(each).__name__ == "RecordingTable"]
     for table in found:
-        known = [f"{name}={getattr(table, name)!r}" for name in ("_made", "_failures", "_blocked", "_compile_seconds")]
+        known = [f"{name}={getattr(table, name)!r}" for name in ("_failures", "_blocked", "_compile_seconds")]
         lines.append(f"{table.label}: {', '.join(known)}, budget {table._budget():.4f} s, {table._waiting}")
         lines += [f"  {key}: {size}" for key, size in (table._hot() | table._others).items()]
     return "\n".join(lines)

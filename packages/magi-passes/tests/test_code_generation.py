@@ -293,6 +293,8 @@ def test_the_blocks_that_suit_a_kernel_of_two_dimensions() -> None:
     suitable = functools.partial(_torch_compat.grids.suitable_blocks, {"y": 512, "x": 512})
     assert suitable([{"x"}, {"x"}]) == [(64, 64), (256, 16), (1024, 1)]
     assert suitable([{"y"}]) == [(64, 64), (16, 256), (1, 1024)]
+    for length in (64, 1024):
+        assert _torch_compat.grids.suitable_blocks({"y": length, "x": 8192}, [{"y"}]) == [(64, 64), (1, 1024)]
     for rows in ([{"x"}, {"y"}], [{"x"}, set()], []):
         assert suitable(rows) == []  # those of torch
 
