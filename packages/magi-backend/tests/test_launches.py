@@ -207,18 +207,32 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-@pytest.mark.parametrize("written", [(), ("in_out_ptr0",)], ids=["reads", "writes in place"])
-def test_small_kernels_are_measured_without_the_host(device: Device, written: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    ("written", "has_room"),
+    [((), True), (("in_out_ptr0",), True), (("in_out_ptr0",), False)],
+    ids=["reads", "writes in place", "no room for a copy"],
+)
+def test_small_kernels_are_measured_without_the_host(device: Device, written: Sequence[str], has_room: bool) -> None:
     kernel = measured_kernel(device, [4.0, 3.0, 900.0, 5.0], written=written)
     x = torch.tensor(5)
+    restored: list[int] = []
+
+    def restore(copies: dict[str, tuple[Tensor, Tensor]]) -> None:
+        for here, there in copies.values():
+            device.give(300.0, host=5.0)
+            restored.append(int(here.copy_(there)))
+
+    kernel.copy_args_to_cpu_if_needed = lambda given: {} if has_room else {"in_out_ptr0": (given, given.clone())}
+    kernel.restore_args_from_cpu = restore
     times = [kernel.bench(launcher, x) * 1e3 for launcher in kernel.launchers]
     assert times == pytest.approx([4.0, 3.0, 900.0, 5.0], abs=0.6)
     before = device.host
     kernel.autotune_to_one_config(x)
-    assert device.host - before < 4 * 2_500 + 5_000
+    assert device.host - before < 4 * (2_500 if not written else 9_000) + 5_000
     assert [launcher.config.work for launcher in kernel.launchers] == [3.0]
     assert set(kernel.seen) == {5}, "each launch reads what the model gave"
     assert x == 5
+    assert bool(restored) == (not has_room)
 
 
 def test_what_only_torch_measures_is_left_to_it(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
