@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-OF_SPEED = {"keep_floats_of_modules"}
+OF_SPEED = {"keep_floats_of_modules", "number_for_quotient"}
 """Repairs of what is slow in stock, and not wrong."""
 OF_LATER_STEPS = {"keep_saved_strides_symbolic"}
 """Repairs of what stock does at a later size of a training step, of which the first is run here."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from magi_backend import Report, explain
 from magi_backend._records.log import Collector, collecting
 from magi_backend._repairs._defect import active_defects, known_defects, repaired
-from magi_backend._repairs.sizes import cancelled, computed_once
+from magi_backend._repairs.sizes import cancelled, computed_once, value_of_quotient
 from magi_backend._torch_compat.compiling import owner_of, torch_release
 from torch import Tensor, nn
 from torch._dynamo import guards as guards_of_dynamo
@@ -24,7 +24,7 @@ from torch._inductor import ir
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.utils._sympy.functions import Mod
+from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, Mod, ToFloat
 
 
 if TYPE_CHECKING:
@@ -336,6 +336,49 @@ def test_quotients_of_unbounded_sizes(fn: Callable[..., Tensor]) -> None:
     for rows in (3, 7, 20):
         given = torch.randn(rows), torch.randn(4)
         torch.testing.assert_close(compiled(*given), fn(*given))
+
+
+@pytest.mark.parametrize("quotient", [FloatTrueDiv, IntTrueDiv])
+@given(a=st.integers(1, 1000), b=st.integers(1, 1000), halves=st.booleans(), size=st.integers(1, 2**32 - 1))
+def test_a_quotient_of_multiples_of_a_size_is_a_number(quotient: Any, a: int, b: int, halves: bool, size: int) -> None:
+    n = sympy.Symbol("n", integer=True, positive=True)
+    scale = sympy.Float(0.5) if halves and quotient is FloatTrueDiv else 1
+    counted = ToFloat(n) if quotient is FloatTrueDiv else n
+    found = value_of_quotient(quotient(a * counted, scale * b * counted))
+    assert found == (a * size) / (float(scale) * b * size)
+
+
+def test_which_quotients_depend_on_the_size() -> None:
+    n, m = (sympy.Symbol(name, integer=True, positive=True) for name in "nm")
+    maybe_empty = ToFloat(sympy.Symbol("u", integer=True, nonnegative=True))
+    of_sizes = [(ToFloat(n), 0.1 * ToFloat(n)), (ToFloat(n), ToFloat(n + 1)), (ToFloat(n), 2.0 * ToFloat(m))]
+    for base, divisor in [*of_sizes, (maybe_empty, 2.0 * maybe_empty)]:
+        assert value_of_quotient(FloatTrueDiv(base, divisor)) is None
+    assert value_of_quotient(2.0 * ToFloat(n)) is None
+
+
+def twice_as_large(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2.0)
+
+
+def of_multiples_of_its_sizes(x: Tensor) -> Tensor:
+    return F.interpolate(x, size=(3 * x.shape[2], 2 * x.shape[3]), mode="nearest-exact")
+
+
+@concerned("number_for_quotient")
+@pytest.mark.parametrize("fn", [twice_as_large, of_multiples_of_its_sizes])
+def test_upsampling_by_a_factor(fn: Callable[[Tensor], Tensor]) -> None:
+    report = explain(fn, dynamic=True)(torch.randn(1, 3, 45, 66))
+
+    assert report.agrees
+    assert repairs(report) == ["number_for_quotient"]
+    compiled = torch.compile(fn, backend="magi", dynamic=True)
+    for height in (2, 45, 111):
+        x = torch.randn(1, 3, height, 33, requires_grad=True)
+        ours, eager = compiled(x), fn(x)
+        torch.testing.assert_close(ours, eager)
+        gradients = [torch.autograd.grad(each.square().sum(), x) for each in (ours, eager)]
+        torch.testing.assert_close(*gradients)
 
 
 def shuffled(x: Tensor) -> Tensor:

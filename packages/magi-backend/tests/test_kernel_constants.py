@@ -493,6 +493,10 @@ def test_sizes_are_divided_in_float64() -> None:
     assert re.search(r"tl\.cast\(ks\d+, tl\.float64\) / tl\.cast\(ks\d+, tl\.float64\)", code)
     assert set(repairs) == {"divide_sizes_exactly"}
 
+    code, repairs = code_and_repairs(lambda x: F.interpolate(x, scale_factor=2.0), SMALL, dynamic=True)
+    assert "tl.float64" not in code
+    assert set(repairs) == {"number_for_quotient"}
+
 
 @pytest.mark.parametrize(
     ("fn", "dynamic"),

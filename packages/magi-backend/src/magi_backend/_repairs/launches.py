@@ -152,7 +152,8 @@ def _milliseconds(
         end.record()
         kernel.restore_args_from_cpu(on_cpu)
         torch.cuda.synchronize()
-        return start.elapsed_time(end) / in_a_row
+        milliseconds: float = start.elapsed_time(end)
+        return milliseconds / in_a_row
 
     _wake(torch.cuda.current_device())
     try:
