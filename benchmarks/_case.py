@@ -104,8 +104,7 @@ def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
         clock.make_room()
         alone = [clock.seconds(case.call) for _ in range(WARM_UPS + plan.alone)][WARM_UPS:]
         calls = calls_in_a_queue(statistics.median(alone), plan.queued_seconds)
-        clock.seconds(case.call, calls)
-        row["seconds"] = [clock.seconds(case.call, calls) for _ in commands]
+        row["seconds"] = [clock.seconds_in_turn(case.call, calls) for _ in commands]
         row |= {"alone_seconds": alone, "peak_bytes": clock.peak_bytes(), "passes": pass_lines() if arm.is_ours else []}
         row |= _profile(case, plan)
         if plan.with_floor and not arm.is_compiled:
