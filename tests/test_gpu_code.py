@@ -344,6 +344,21 @@ def test_tiles_of_three_dimensions_are_tuned_among_the_blocks_that_can_suit(
     assert [len(found) for found in untuned.values()] == [1]
 
 
+def repeated_twice_as_large(x: Tensor) -> Tensor:
+    """`DupUp3D` of diffusers: each channel eight times, as the pixels of an image of twice the size and frames."""
+    images, channels, *sizes = x.shape
+    pixels = x.repeat_interleave(8, dim=1).view(images, channels, 2, 2, 2, *sizes).permute(0, 1, 5, 2, 6, 3, 7, 4)
+    return pixels.reshape(images, channels, *(2 * size for size in sizes)) + 1
+
+
+def test_channels_that_are_repeated_are_read_together() -> None:
+    given = torch.empty(1, 64, 3, 33, 47, device="meta").to(memory_format=torch.channels_last_3d)
+    three = {"triton.max_tiles": 3, "triton.prefer_nd_tiling": True}
+    code = generated(repeated_twice_as_large, given, dynamic=True, backend="magi", options=three)
+    (place,) = re.findall(r"tl\.load\(in_ptr0 \+ \((.*)\), ", code)
+    assert "%" not in place
+
+
 def test_tiles_of_two_dimensions_are_tuned_among_the_blocks_that_can_suit(tmp_path: Path) -> None:
     """Rows of channels, scaled and shifted; and the same with one of them transposed, where all blocks stay."""
     given = [torch.empty(shape, device="meta") for shape in ((5000, 512), (512,), (512,))]

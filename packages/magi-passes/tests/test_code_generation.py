@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -458,6 +459,34 @@ def test_rows_times_their_length_are_written_as_the_number_of_elements(rows: Any
     of_rows, of_length = _torch_compat.kernels.as_products([rows, length])
     (whole, one) = _torch_compat.kernels.as_products([(rows * length).expand(), sympy.S.One])
     assert (of_rows * of_length, one) == (whole, 1)
+
+
+@given(
+    terms=st.lists(st.tuples(st.integers(-1, 9), st.integers(1, 4)), min_size=1, max_size=3),
+    rows=st.sampled_from([0, 2, 4, 8, 24]),
+    number=st.integers(0, 3),
+    divisor=st.sampled_from([2, 3, 4, 8, 16]),
+)
+def test_remainders_are_left_out_where_they_do_not_matter(
+    terms: list[tuple[int, int]], rows: int, number: int, divisor: int
+) -> None:
+    places = sympy.symbols(f"p:{len(terms)}", integer=True, nonnegative=True)
+    remainders = [ModularIndexing(place, 1, modulus) for place, (_, modulus) in zip(places, terms, strict=True)]
+    base = sympy.Add(rows * X, number, *(factor * each for (factor, _), each in zip(terms, remainders, strict=True)))
+    without = _torch_compat.kernels.without_remainders(base, sympy.Integer(divisor))
+    for values in itertools.product(range(3), *(range(modulus) for _, modulus in terms)):
+        at = dict(zip((X, *places), values, strict=True))
+        assert without.subs(at) // divisor == base.subs(at) // divisor
+
+
+def test_which_remainders_are_left_out() -> None:
+    without = _torch_compat.kernels.without_remainders
+    h, w = (ModularIndexing(place, 1, 2) for place in (X, Y))
+    assert without(2 * h + w, sympy.Integer(8)) == 0
+    assert without(8 * Z + 2 * h + w, sympy.Integer(8)) == 8 * Z
+    assert without(4 * Z + 2 * h + w, sympy.Integer(8)) == 4 * Z
+    for base in (2 * Z + 2 * h + w, 8 * Z + 4 * h + 4 * w, 8 * Z - h, ModularIndexing(X, 1, Y), Z + h):
+        assert without(base, sympy.Integer(8)) == base
 
 
 def test_the_leading_size_of_a_block_is_no_quotient() -> None:
