@@ -276,6 +276,7 @@ def test_the_multiple_that_is_known_of_a_size(size: sympy.Expr, multiple: int) -
         ([{"x"}, {"x"}], [(64, 8, 8), (1024, 1, 1)]),
         ([{"y"}], [(8, 64, 8), (1, 1024, 1)]),
         ([{"x"}, {"y"}], [(16, 16, 16), (64, 8, 8), (8, 64, 8)]),
+        ([{"x"}, set(), {"x"}], [(16, 16, 16), (64, 8, 8), (1024, 1, 1)]),
         # The taps of a convolution, whose weight is transposed, are within each block.
         ([{"z"}, {"y"}], [(16, 16, 16), (8, 64, 8)]),
     ],
@@ -284,9 +285,10 @@ def test_the_blocks_that_suit_a_kernel(rows: list[set[str]], expected: list[tupl
     suitable = _torch_compat.grids.suitable_blocks
     sizes = {"z": 16, "y": 512, "x": 512}
     assert suitable(sizes, rows) == expected
-    every = suitable(sizes, [*rows, set()])
+    every = suitable(sizes, [*rows, {"x"}, {"z"}, set()])
     assert len(every) == 7
     assert set(every) > set(expected)
+    assert suitable(sizes, [set()]) == every
     assert suitable({"z": 2, "y": 4, "x": 512}, [{"x"}])[1] == (256, 1, 1)
 
 
