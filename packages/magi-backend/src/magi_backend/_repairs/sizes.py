@@ -86,8 +86,9 @@ def _number_for_quotient(original: Callable[..., None], gm: GraphModule, *args: 
         value = node.meta.get("val")
         if isinstance(value, torch.SymFloat) and (number := value_of_quotient(value.node.expr)) is not None:
             numbers[node] = number
-        elif numbers and node.op != "output":
-            node.args, node.kwargs = map_arg((node.args, node.kwargs), lambda it: numbers.get(it, it))
+    for user in dict.fromkeys(user for node in numbers for user in node.users):
+        if user.op != "output":
+            user.args, user.kwargs = map_arg((user.args, user.kwargs), lambda it: numbers.get(it, it))
     if numbers:
         report("number_for_quotient")
     original(gm, *args)

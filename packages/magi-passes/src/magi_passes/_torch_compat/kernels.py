@@ -316,7 +316,7 @@ def _drop_remainders(simplify: Any, memo: Any, sizevars: Any, expr: Any, var_ran
     simple, found = simplify(sizevars, expr, var_ranges), {}
     for part in simple.atoms(FloorDiv, ModularIndexing):
         base, divisor, *modulus = part.args
-        if divisor.is_Integer and (without := without_remainders(base, divisor)) != base:
+        if divisor.is_Integer and divisor != 1 and (without := without_remainders(base, divisor)) != base:
             found[part] = part.func(without, divisor, *modulus)
     return _drop_remainders(simplify, memo, sizevars, simple.xreplace(found), var_ranges) if found else simple
 
@@ -330,7 +330,7 @@ def without_remainders(base: Any, divisor: Any) -> Any:
     from torch.utils._sympy.functions import ModularIndexing
 
     most, others = sympy.Integer(0), []
-    for term in base.as_ordered_terms():
+    for term in sympy.Add.make_args(base):
         factor, rest = term.as_coeff_Mul()
         modulus = rest.args[2] if isinstance(rest, ModularIndexing) else rest + 1  # 1 for a number by itself
         if factor > 0 and factor % divisor != 0 and modulus.is_Integer and modulus > 0:
