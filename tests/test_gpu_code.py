@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from _pretended_gpu import generated, module_of
+from _card import moved_to_the_card
+from _pretended_gpu import Generated, generated, module_of
 from magi_tritonwrap import triton_op
 from magi_tritonwrap.testing import stub_driver
 from torch import Tensor
@@ -388,6 +389,39 @@ def test_small_weights_are_written_together() -> None:
     # The first frames see two taps, the others three: two widths, of three weights each.
     launches = re.findall(r"triton_for\w*\.run\((.*?), stream", code)
     assert [len(re.findall(r"arg\d+_1", arguments)) for arguments in launches] == [3, 3]
+
+
+def with_kept_frames(x: Tensor, kept: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A layer of a causal decoder: a norm over the channels, after the frames that it kept, and those it keeps."""
+    x = F.silu(F.normalize(x, dim=1))
+    frames = torch.cat([kept, x], 2)
+    return F.conv3d(F.pad(frames, (1, 1, 1, 1, 2 - kept.shape[2], 0)), weight), x[:, :, -2:].clone()
+
+
+@pytest.mark.parametrize("frames_kept", [1, 2])
+@pytest.mark.parametrize("dims", [(3, 4), ()])
+def test_what_a_convolution_reads_is_written_where_it_is_joined(frames_kept: int, dims: tuple[int, ...]) -> None:
+    """And not channels-first, as what was kept of the frames before is, and then copied."""
+    shapes = (1, 256, 4, 30, 52), (1, 256, frames_kept, 30, 52), (256, 256, 3, 3, 3)
+    given = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
+    for video in given[:2]:
+        torch._dynamo.mark_dynamic(video, dims)
+    codes: list[str] = []
+
+    def load(graph: Any) -> None:
+        codes.append(str(getattr(graph.codegen()[0], "value", "")))
+        raise Generated
+
+    with moved_to_the_card(load), pytest.raises(Exception, match="Generated"):
+        torch.compile(with_kept_frames, backend="magi")(*given)
+    (code,) = codes
+    (joined,) = re.findall(r"extern_kernels\.convolution\((\w+), ", code)
+    (strides,) = re.findall(rf"\b{joined} = empty_strided_cuda\(\(1, 256, 6, \S+ \S+, (\(.*?\)), torch", code)
+    assert strides.split(", ")[1] == "1"
+    parts = re.findall(rf"(\w+) = reinterpret_tensor\({joined}, ", code)
+    assert len(parts) == 2
+    launches = re.findall(r"^ +triton_\w+\.run\((.*)\)", code, re.MULTILINE)
+    assert not any(joined in re.split(r"\W+", arguments) for arguments in launches)
 
 
 @triton.jit

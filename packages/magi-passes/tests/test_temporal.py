@@ -80,7 +80,7 @@ def test_exact_for_everything_it_accepts(
     assert torch.equal(gm(x, w, b), expected)
 
 
-LAYOUT = _torch_compat.compiling.channels_last_op()
+LAYOUT, JOINED = _torch_compat.compiling.channels_last_ops()
 
 
 @pytest.mark.parametrize("channels", [191, 192])
@@ -116,7 +116,7 @@ def test_what_is_repeated_is_written_channels_last_before(fn: Any, memory: str) 
     gm = decomposed(fn, x, w)
     _rewritten(gm, native_channels=1)
     (conv,) = calls(gm, aten.convolution.default)
-    stored = calls(gm, LAYOUT)
+    stored = [*calls(gm, JOINED), *calls(gm, LAYOUT)]
     assert conv.args[0] in stored
     assert len(stored) == (2 if memory == "channels first" else 1)
     assert torch.equal(gm(x, w), fn(x, w))
@@ -136,8 +136,54 @@ def test_what_is_looked_up_elsewhere_is_not_a_repeated_video() -> None:
     assert torch.equal(gm(image, places, w), looked_up(image, places, w))
 
 
-def test_the_layout_operator_is_a_copy() -> None:
+def _cached(x: torch.Tensor, cache: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A layer of a causal decoder, with what it keeps for the frames that follow."""
+    frames = torch.cat([cache, x.relu()], 2)
+    return torch.conv3d(torch.nn.functional.pad(frames, (1, 1, 1, 1, 1, 0)), w), frames[:, :, -2:]
+
+
+@pytest.mark.parametrize("native", [1, 192])
+@pytest.mark.parametrize("dims", [(), (3, 4), (0, 2, 3, 4)])
+@pytest.mark.parametrize("dim", [1, 2])
+def test_each_operand_of_a_concatenation_is_written_channels_last(native: int, dims: tuple[int, ...], dim: int) -> None:
+    def fn(x: torch.Tensor, cache: torch.Tensor, w: torch.Tensor) -> Any:
+        return _cached(x, cache, w) if dim == 2 else torch.conv3d(torch.cat([cache, x.relu()], 1), w, padding=1)
+
+    x, cache = _integers(2, 4, 3, 5, 6), _integers(2, 4, 1 if dim == 2 else 3, 5, 6)
+    w = _integers(8, 4 if dim == 2 else 8, 3, 3, 3)
+    gm = _rewritten(trace(fn, (x, cache, w), dims), native_channels=native, min_skipped=2.0)
+    assert not [each for each in calls(gm, aten.cat.default) if each.meta["val"].dim() == 5]
+    joined = calls(gm, JOINED)
+    in_3d = native == 1 and dim == 2
+    assert len(joined) == 1 + in_3d
+    if in_3d:
+        # The frame of zeros is written with what is kept of the frames before.
+        (conv,) = calls(gm, aten.convolution.default)
+        assert conv.args[0] is joined[-1]
+        kept, new = joined[-1].args[0]
+        assert (kept.target, new.target) == (aten.constant_pad_nd.default, aten.relu.default)
+    assert all(each.meta["val"].stride(1) == 1 for each in joined)
+    for ours, expected in zip(gm(x, cache, w), fn(x, cache, w), strict=True):
+        assert torch.equal(ours, expected)
+
+
+def test_a_concatenation_of_several_types_stays() -> None:
+    def fn(x: torch.Tensor, cache: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.conv3d(torch.cat([cache, x], 2), w)
+
+    x, cache, w = _integers(1, 4, 3, 5, 5), _integers(1, 4, 1, 5, 5).float(), _integers(8, 4, 3, 3, 3)
+    gm = _rewritten(trace(fn, (x, cache, w)), native_channels=1)
+    assert not calls(gm, JOINED)
+    assert torch.equal(gm(x, cache, w), fn(x, cache, w))
+
+
+def test_the_layout_operators_are_a_copy_and_a_concatenation() -> None:
     _rewritten(trace(torch.conv3d, (_integers(1, 2, 3, 5, 5), _integers(4, 2, 3, 3, 3))))
+    for shape in ((2, 3, 4, 5), (2, 3, 4, 5, 6)):
+        x, y = _integers(*shape), _integers(*shape)
+        torch.library.opcheck(JOINED, ([x, y], 1), test_utils="test_schema")
+        assert torch.equal(torch.ops.magi_passes.cat_channels_last([x, y], 2), torch.cat([x, y], 2))
+        assert torch.ops.magi_passes.cat_channels_last([x, y], 2).stride(1) == 1
     for shape in ((2, 3, 4, 5), (2, 3, 4, 5, 6)):
         x = _integers(*shape)
         torch.library.opcheck(torch.ops.magi_passes.channels_last.default, (x,), test_utils="test_schema")

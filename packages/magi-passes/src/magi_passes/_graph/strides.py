@@ -30,19 +30,47 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes import _torch_compat
 
-from .nodes import Writer, aten, body_of, fake_value, hinted
+from .nodes import Writer, aten, body_of, fake_value, hinted, replace_by
 
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
     """*x*, written to memory with the channels innermost; one node for all calls with the same *x*."""
-    op = _torch_compat.compiling.channels_last_op()
-    if x.target is op:
+    op, joined = _torch_compat.compiling.channels_last_ops()
+    x = join_channels_last(x)
+    if x.target in (op, joined):
         return x
     known = next((user for user in x.users if user.target is op), None)
     if known is None:
         _store_what_is_repeated(x)
         known = write.after(x)(op, x)
     return known
+
+
+def join_channels_last(x: Node) -> Node:
+    """*x*, or if it is a concatenation, one that takes its place, into which each operand is written channels-last.
+
+    The layout of an operand is of no importance: a causal decoder joins what it keeps of the frames before, which it
+    returned channels-first, and the output of the layer before, which is channels-last.
+    """
+    if x.target is not aten.cat.default:
+        return x
+    tensors: Any = x.args[0]
+    value = x.meta["val"]
+    if len(tensors) < 2 or any(
+        (each.meta["val"].dtype, each.meta["val"].dim()) != (value.dtype, value.dim()) for each in tensors
+    ):
+        return x
+    for tensor in tensors:
+        _store_what_is_repeated(tensor)
+    dim = x.args[1] if len(x.args) > 1 else x.kwargs.get("dim", 0)
+    joined = Writer(x)(_torch_compat.compiling.channels_last_ops()[1], x.args[0], dim % x.meta["val"].dim())
+    replace_by(x, joined)
+    return joined
+
+
+def is_joined_along(x: Node, dim: int) -> bool:
+    """Whether *x* is what `join_channels_last` wrote, along *dim*."""
+    return x.target is _torch_compat.compiling.channels_last_ops()[1] and x.args[1:] == (dim,)
 
 
 def _store_what_is_repeated(x: Node) -> None:
@@ -101,7 +129,7 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
     *videos* are the results of convolutions. A residual connection adds one to an earlier sum. If the frames are in
     separate tensors, Inductor cannot tell the best layout of the sum, and uses channels-first.
     """
-    op = _torch_compat.compiling.channels_last_op()
+    op, _ = _torch_compat.compiling.channels_last_ops()
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or len(node.users) < 2 or not any(v in node.args for v in videos):
             continue

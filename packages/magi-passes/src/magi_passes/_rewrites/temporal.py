@@ -14,6 +14,7 @@ multiplied. With two frames of padding before three frames (a causal decoder), t
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, ClassVar
@@ -24,7 +25,13 @@ from torch.fx import Graph, Node
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import Convolution, Writer, aten, convolutions_of, hinted, read_convolution, replace_by
-from magi_passes._graph.strides import store_sums, stored_channels_last, strides_kept
+from magi_passes._graph.strides import (
+    is_joined_along,
+    join_channels_last,
+    store_sums,
+    stored_channels_last,
+    strides_kept,
+)
 
 from .padding import flat_pads, read_zero_pad
 
@@ -106,16 +113,22 @@ class TemporalConvPass(CheckedPass):
         """Rewrite the chosen convolutions."""
         with strides_kept(graph):
             found = frozenset(graph.nodes)
+            for conv in self._chosen(graph):
+                join_channels_last(source_of(conv).x)
             videos: list[Node] = []
-            for node in list(graph.nodes):
-                conv = read_convolution(node)  # now, because the one before may have been rewritten
-                if conv is not None and is_temporal(conv) and self._pays(conv):
-                    video = self._rewrite(Writer(node), conv)
-                    replace_by(node, video)
-                    videos.append(video)
+            for conv in self._chosen(graph):
+                video = self._rewrite(Writer(conv.node), conv)
+                replace_by(conv.node, video)
+                videos.append(video)
             store_sums(graph, videos)
             written = [node for node in graph.nodes if node not in found]
             _write_together([node for node in written if _is_small_weight_of_taps(node)])
+
+    def _chosen(self, graph: Graph) -> Iterator[Convolution]:
+        for node in list(graph.nodes):
+            conv = read_convolution(node)  # now, because what is done to one may change the next
+            if conv is not None and is_temporal(conv) and self._pays(conv):
+                yield conv
 
     def _pays(self, conv: Convolution) -> bool:
         x = conv.x.meta["val"]
@@ -173,9 +186,27 @@ def _convolve_in_3d(write: Writer, conv: Convolution, source: Source) -> Node:
     padding, x = (source.before, *conv.padding[1:]), source.x
     if source.before != source.after:
         padding = (0, *conv.padding[1:])
-        x = write(aten.constant_pad_nd.default, x, flat_pads([(source.before, source.after), (0, 0), (0, 0)]), 0.0)
+        x = _with_zero_frames(write, source)
     args = (conv.weight, conv.bias, list(conv.stride), list(padding), list(conv.dilation), False, [0, 0, 0])
     return write(aten.convolution.default, stored_channels_last(write, x), *args, conv.groups)
+
+
+def _with_zero_frames(write: Writer, source: Source) -> Node:
+    """The video of *source* with its zero frames; those of a concatenation along time are part of its outer operands.
+
+    What is kept of the frames before is copied into a concatenation anyway, and the layer before writes into the same.
+    """
+
+    def padded(x: Node, before: int, after: int) -> Node:
+        pads = flat_pads([(before, after), (0, 0), (0, 0)])
+        return write(aten.constant_pad_nd.default, x, pads, 0.0) if before or after else x
+
+    if not is_joined_along(source.x, 2):
+        return padded(source.x, source.before, source.after)
+    join: Any = source.x.target
+    tensors: Any = source.x.args[0]
+    first, *others, last = tensors
+    return write(join, [padded(first, source.before, 0), *others, padded(last, 0, source.after)], 2)
 
 
 # A GPU writes so many elements in about the time of a kernel launch, a few microseconds.

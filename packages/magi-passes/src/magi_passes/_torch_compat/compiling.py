@@ -301,30 +301,55 @@ _libraries: list[torch.library.Library] = []
 
 
 @functools.cache
-def channels_last_op() -> torch._ops.OpOverload:
-    """``magi_passes::channels_last(x)``: a copy of *x* with the channels innermost in memory.
+def channels_last_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload]:
+    """``magi_passes::channels_last(x)`` and ``magi_passes::cat_channels_last(tensors, dim)``.
 
-    Inductor lowers it to a constraint on the kernel that computes *x*, which then writes that layout itself. Its own
+    They copy a tensor and join tensors, with the channels innermost in memory. Inductor lowers the first one to a
+    constraint on the kernel that computes *x*, which then writes that layout itself. Its own
     `prims.inductor_force_stride_order` takes strides, and cannot sort symbolic ones.
+
+    A constraint comes too late for a concatenation: `ConcatKernel.create` (torch/_inductor/ir.py) lets each operand be
+    written into its place, in a layout that it chooses from the operands, and the result would be copied. So the
+    second one is a concatenation whose places are channels-last from the beginning.
     """
     from torch._inductor import ir
     from torch._inductor.lowering import register_lowering
+    from torch._prims_common import make_channels_last_strides_for
 
     library = torch.library.Library("magi_passes", "FRAGMENT")
     _libraries.append(library)
     library.define("channels_last(Tensor x) -> Tensor")
+    library.define("cat_channels_last(Tensor[] tensors, int dim) -> Tensor")
 
     def copy(x: torch.Tensor) -> torch.Tensor:
         return x.clone(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
 
-    library.impl("channels_last", copy, "CompositeExplicitAutograd")
-    library.impl("channels_last", copy, "Meta")
-    op: torch._ops.OpOverload = torch.ops.magi_passes.channels_last.default
+    def join(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
+        return copy(torch.cat(tensors, dim))
 
-    @register_lowering(op, type_promotion_kind=None)
-    def lower(x: Any) -> Any:
+    for name, body in (("channels_last", copy), ("cat_channels_last", join)):
+        library.impl(name, body, "CompositeExplicitAutograd")
+        library.impl(name, body, "Meta")
+    ops = torch.ops.magi_passes.channels_last.default, torch.ops.magi_passes.cat_channels_last.default
+
+    @register_lowering(ops[0], type_promotion_kind=None)
+    def lower_copy(x: Any) -> Any:
         # The position of each dimension in the order of strides, from the innermost.
         order = [3, 0, 2, 1] if len(x.get_size()) == 4 else [4, 0, 3, 2, 1]
         return ir.ExternKernel.require_stride_order(x, order)
 
-    return op
+    @register_lowering(ops[1], type_promotion_kind=None)
+    def lower_join(tensors: list[Any], dim: int) -> Any:
+        box: Any = ir.ConcatKernel.create(tensors, dim)
+        joined, size = box.data, box.get_size()
+        strides = make_channels_last_strides_for(size)
+        joined.layout = ir.FixedLayout(joined.get_device(), joined.get_dtype(), size, strides)
+        start = 0
+        for tensor, part in zip(tensors, joined.inputs, strict=True):
+            end = start + tensor.get_size()[dim]
+            place: Any = ir.SliceView.create(box, dim, start, end, clamp=False)
+            part.layout = ir.NonOwningLayout(place)
+            start = end
+        return ir.TensorBox(box)
+
+    return ops
