@@ -373,6 +373,29 @@ def test_tiles_of_two_dimensions_are_tuned_among_the_blocks_that_can_suit(tmp_pa
     assert every > suitable
 
 
+@pytest.mark.parametrize(
+    ("shape", "options", "expected"),
+    [
+        ((50_000, 96), {}, {(8, 2), (32, 2), (64, 8)}),
+        ((50_000, 64), {}, {(8, 2), (32, 2), (64, 4)}),
+        # Few rows, longer ones, and blocks that somebody asked for.
+        ((4_000, 96), {}, {(1, 2), (8, 2), (32, 2)}),
+        ((50_000, 256), {}, {(8, 8)}),
+        ((50_000, 96), {"max_autotune_pointwise": True}, {(1, 2), (8, 2), (32, 2)}),
+    ],
+)
+def test_short_rows_are_reduced_by_more_threads_than_they_are_long(
+    shape: tuple[int, int], options: dict[str, Any], expected: set[tuple[int, int]], tmp_path: Path
+) -> None:
+    given = [torch.empty(each, dtype=torch.bfloat16, device="meta") for each in (shape, shape[1:])]
+    code = generated(lambda x, w: F.rms_norm(x, w.shape, w), *given, dynamic=False, backend="magi", options=options)
+    ((name, source),) = re.findall(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\'", code, re.DOTALL)
+    assert name.startswith("triton_per_")
+    with mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu"), stub_driver():
+        configs = getattr(module_of(source, tmp_path), name).configs
+    assert {(each.kwargs["XBLOCK"], each.num_warps) for each in configs} == expected
+
+
 def video(x: Tensor, *weights: Tensor) -> Tensor:
     """Causal convolutions over time; each weight becomes one of two dimensions, three taps side by side."""
     for weight in weights:
