@@ -421,6 +421,20 @@ def with_kept_frames(x: Tensor, kept: Tensor, weight: Tensor) -> tuple[Tensor, T
     return F.conv3d(F.pad(frames, (1, 1, 1, 1, 2 - kept.shape[2], 0)), weight), x[:, :, -2:].clone()
 
 
+def written_for_the_card(fn: Callable[..., Any], *given: Tensor) -> str:
+    """The program for *fn* with convolutions whose results lie as a GPU's library leaves them."""
+    codes: list[str] = []
+
+    def load(graph: Any) -> None:
+        codes.append(str(getattr(graph.codegen()[0], "value", "")))
+        raise Generated
+
+    with moved_to_the_card(load), pytest.raises(Exception, match="Generated"):
+        torch.compile(fn, backend="magi")(*given)
+    (code,) = codes
+    return code
+
+
 @pytest.mark.parametrize("frames_kept", [1, 2])
 @pytest.mark.parametrize("dims", [(3, 4), ()])
 def test_what_a_convolution_reads_is_written_where_it_is_joined(frames_kept: int, dims: tuple[int, ...]) -> None:
@@ -429,15 +443,7 @@ def test_what_a_convolution_reads_is_written_where_it_is_joined(frames_kept: int
     given = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
     for video in given[:2]:
         torch._dynamo.mark_dynamic(video, dims)
-    codes: list[str] = []
-
-    def load(graph: Any) -> None:
-        codes.append(str(getattr(graph.codegen()[0], "value", "")))
-        raise Generated
-
-    with moved_to_the_card(load), pytest.raises(Exception, match="Generated"):
-        torch.compile(with_kept_frames, backend="magi")(*given)
-    (code,) = codes
+    code = written_for_the_card(with_kept_frames, *given)
     (joined,) = re.findall(r"extern_kernels\.convolution\((\w+), ", code)
     (strides,) = re.findall(rf"\b{joined} = empty_strided_cuda\(\(1, 256, 6, \S+ \S+, (\(.*?\)), torch", code)
     assert strides.split(", ")[1] == "1"
@@ -445,6 +451,27 @@ def test_what_a_convolution_reads_is_written_where_it_is_joined(frames_kept: int
     assert len(parts) == 2
     launches = re.findall(r"^ +triton_\w+\.run\((.*)\)", code, re.MULTILINE)
     assert not any(joined in re.split(r"\W+", arguments) for arguments in launches)
+
+
+@pytest.mark.parametrize("channels", [64, 256])
+def test_what_is_joined_is_in_use_for_few_layers_at_a_time(channels: int) -> None:
+    """Neither are the frames that all layers kept copied first, nor those that they keep last."""
+    layers = 9
+
+    def decoder(x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        to_keep = []
+        for kept, weight in zip(rest[:layers], rest[layers:], strict=True):
+            x, frames = with_kept_frames(x, kept, weight)
+            to_keep.append(frames)
+        return x, *to_keep
+
+    x, kept = (1, channels, 4, 128, 96), (1, channels, 2, 128, 96)
+    weight = channels, channels, 3, 3, 3
+    given = [torch.empty(shape, dtype=torch.bfloat16) for shape in (x, *[kept] * layers, *[weight] * layers)]
+    code = written_for_the_card(decoder, *given)
+    # The others use the memory of earlier ones.
+    assert 1 <= len(re.findall(rf"empty_strided_cuda\(\(1, {channels}, 6, ", code)) <= 3
+    assert len(re.findall(r"extern_kernels\.convolution", code)) == layers
 
 
 @triton.jit

@@ -193,6 +193,7 @@ class GraphCompilation:
         self.memos["tilings"] = {}
         _torch_compat.kernels.install_tilings(functools.partial(memo_of_current, "tilings"))
         _torch_compat.grids.install_grids(functools.partial(memo_of_current, "tilings"))
+        _torch_compat.memory.install_orders(functools.partial(memo_of_current, "tilings"))
         return _torch_compat.config.read_overrides()
 
     @functools.cached_property

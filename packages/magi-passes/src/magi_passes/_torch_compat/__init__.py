@@ -4,13 +4,14 @@
 config.py     torch's release, folders and devices; Inductor's configuration, read, compared and put back
 compiling.py  how Inductor is called, and the two functions of it that are wrapped; graphs and operators
 kernels.py    how it writes kernels: what becomes one, and tilings, with repairs
+memory.py     the order in which they run
 grids.py      those with three tile dimensions: their blocks and their grid
 narrow.py     the type of sizes, and of places that a kernel computes
 
 Importing it loads neither Inductor nor Dynamo.
 """
 
-from . import compiling, config, grids, kernels, narrow
+from . import compiling, config, grids, kernels, memory, narrow
 
 
-__all__ = ["compiling", "config", "grids", "kernels", "narrow"]
+__all__ = ["compiling", "config", "grids", "kernels", "memory", "narrow"]
