@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """In which order Inductor runs kernels so that little memory is in use at a time.
 
-Run on torch 2.11 and 2.13, read in 2.10, 2.12 and 2.15.
+Run on torch 2.11 and 2.13, read in 2.10 and 2.12.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _count_what_is_joined_once(timeline: Any, _memo: Any, nodes: Any, freeable: 
 
 
 def _try_to_free_early(reorder: Any, _memo: Any, *args: Any, **kwargs: Any) -> Any:
-    (methods,) = inspect.unwrap(reorder).__defaults__
+    methods = inspect.signature(reorder).parameters["methods"].default
     return reorder(*args, **{"methods": [*methods, order_that_frees], **kwargs})
 
 
