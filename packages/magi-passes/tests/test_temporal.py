@@ -184,8 +184,6 @@ def test_the_layout_operators_are_a_copy_and_a_concatenation() -> None:
         torch.library.opcheck(JOINED, ([x, y], 1), test_utils="test_schema")
         assert torch.equal(torch.ops.magi_passes.cat_channels_last([x, y], 2), torch.cat([x, y], 2))
         assert torch.ops.magi_passes.cat_channels_last([x, y], 2).stride(1) == 1
-    for shape in ((2, 3, 4, 5), (2, 3, 4, 5, 6)):
-        x = _integers(*shape)
         torch.library.opcheck(torch.ops.magi_passes.channels_last.default, (x,), test_utils="test_schema")
         assert torch.equal(torch.ops.magi_passes.channels_last(x), x)
         assert torch.ops.magi_passes.channels_last(x).stride(1) == 1

@@ -55,15 +55,14 @@ def join_channels_last(x: Node) -> Node:
     if x.target is not aten.cat.default:
         return x
     tensors: Any = x.args[0]
-    value = x.meta["val"]
-    if len(tensors) < 2 or any(
-        (each.meta["val"].dtype, each.meta["val"].dim()) != (value.dtype, value.dim()) for each in tensors
-    ):
+    kinds = {(each.meta["val"].dtype, each.meta["val"].dim()) for each in (x, *tensors)}
+    if len(tensors) < 2 or len(kinds) > 1:
         return x
     for tensor in tensors:
         _store_what_is_repeated(tensor)
     dim = x.args[1] if len(x.args) > 1 else x.kwargs.get("dim", 0)
-    joined = Writer(x)(_torch_compat.compiling.channels_last_ops()[1], x.args[0], dim % x.meta["val"].dim())
+    _, op = _torch_compat.compiling.channels_last_ops()
+    joined = Writer(x)(op, tensors, dim % x.meta["val"].dim())
     replace_by(x, joined)
     return joined
 

@@ -113,6 +113,7 @@ class TemporalConvPass(CheckedPass):
         """Rewrite the chosen convolutions."""
         with strides_kept(graph):
             found = frozenset(graph.nodes)
+            # First, because several convolutions may read a node whose place is taken.
             for conv in self._chosen(graph):
                 join_channels_last(source_of(conv).x)
             videos: list[Node] = []

@@ -220,23 +220,22 @@ def _choose_blocks(rows: Sequence[set[str]], first_lines: re.Match[str]) -> str:
 
 
 _PERSISTENT = re.compile(
-    r"persistent_reduction\((\s*size_hints=)\{'x': (\d+), 'r0_': (\d+)\},\s*reduction_hint=ReductionHint\.INNER"
-    r"(,\s*filename((?!RSPLIT_SIZE|tma_min_block).)*?)(\s*)\)(\s*@triton\.jit)",
+    r"persistent_reduction\((\s*size_hints=\{'x': (\d+), 'r0_': (\d+)\}),\s*reduction_hint=ReductionHint\.INNER"
+    r"(,\s*filename(?:(?!RSPLIT_SIZE|tma_min_block).)*?)(\s*)\)(\s*@triton\.jit)",
     re.DOTALL,
 )
 """The first lines of a kernel that reduces rows in memory as a whole, behind ``@triton_heuristics.``. All releases."""
 
 
 def _choose_blocks_of_rows(first_lines: re.Match[str]) -> str:
-    before, rows, length, rest, _, line, end = first_lines.groups()
+    hints, rows, length, rest, line, end = first_lines.groups()
     blocks = suitable_blocks_of_rows(int(rows), int(length))
     if not blocks:
         return first_lines.group()
     made = ", ".join(f"triton_heuristics.Config({{'XBLOCK': {x}}}, num_warps={warps})" for x, warps in blocks)
     kind = "triton_heuristics.HeuristicType.PERSISTENT_REDUCTION"
     source = "# of the blocks of @triton_heuristics.persistent_reduction"
-    hints = f"{{'x': {rows}, 'r0_': {length}}}"
-    kernel = f"{before}{hints}{rest},  {source}\n    configs=[{made}],\n    heuristic_type={kind}{line}"
+    kernel = f"{hints}{rest},  {source}\n    configs=[{made}],\n    heuristic_type={kind}{line}"
     return f"cached_autotune({kernel}){end}"
 
 

@@ -36,11 +36,10 @@ def install_orders(memo_of_current: Callable[[], dict[Any, Any] | None]) -> None
 
 def _count_what_is_joined_once(timeline: Any, _memo: Any, nodes: Any, freeable: Any, outputs: Any) -> Any:
     found, *rest = timeline(nodes, freeable, outputs)
-    joined = _joined()
+    memory_of = _memories()
     places: dict[str, list[Any]] = {}
     for each in found:
-        name = each.buffer.get_name()
-        places.setdefault(joined.get(name, name), []).append(each)
+        places.setdefault(memory_of(each.buffer), []).append(each)
     counted = []
     for group in places.values():
         ends = [each.end_step for each in group]
@@ -56,8 +55,8 @@ def _try_to_free_early(reorder: Any, _memo: Any, *args: Any, **kwargs: Any) -> A
     return reorder(*args, **{"methods": [*methods, order_that_frees], **kwargs})
 
 
-def _joined() -> dict[str, str]:
-    """The names of buffers that are parts of a concatenation, each with its name."""
+def _memories() -> Callable[[Any], str]:
+    """A function of a buffer: the name of the concatenation that it is a part of, or else its own."""
     from torch._inductor.ir import ConcatKernel, NonOwningLayout
     from torch._inductor.virtualized import V
 
@@ -67,17 +66,12 @@ def _joined() -> dict[str, str]:
             parts: list[Any] = buffer.node.inputs  # type: ignore[assignment]
             owned = [part.get_name() for part in parts if isinstance(part.layout, NonOwningLayout)]
             found |= dict.fromkeys(owned, buffer.get_name())
-    return found
+    return lambda buffer: found.get(buffer.get_name(), buffer.get_name())
 
 
 def order_that_frees(nodes: Sequence[Any]) -> list[Any]:
     """*nodes* in their order, but each that frees as much as it allocates as soon as what it reads is there."""
-    joined = _joined()
-
-    def memory_of(buffer: Any) -> str:
-        name: str = buffer.get_name()
-        return joined.get(name, name)
-
+    memory_of = _memories()
     sizes: dict[str, int] = {}
     users: dict[str, set[Any]] = {}
     for node in nodes:
