@@ -83,14 +83,14 @@ def test_exact_for_everything_it_accepts(
 LAYOUT, JOINED = _torch_compat.compiling.channels_last_ops()
 
 
-@pytest.mark.parametrize("channels", [191, 192])
+@pytest.mark.parametrize(("channels", "is_native"), [(63, False), (64, True), (96, False), (128, True), (130, True)])
 @pytest.mark.parametrize("kernel", [(3, 3, 3), (3, 1, 1)])
-def test_many_channels_stay_in_three_dimensions(channels: int, kernel: tuple[int, ...]) -> None:
+def test_many_channels_stay_in_three_dimensions(channels: int, is_native: bool, kernel: tuple[int, ...]) -> None:
     x, w = torch.zeros(1, channels, 9, 6, 6), torch.zeros(4, channels, *kernel)
     gm = _rewritten(trace(torch.conv3d, (x, w), (2, 3, 4)))
     (conv,) = calls(gm, aten.convolution.default)
-    assert conv.meta["val"].dim() == (5 if channels >= 192 else 4)
-    assert conv.args[0].target is (LAYOUT if channels >= 192 else aten.cat.default)
+    assert conv.meta["val"].dim() == (5 if is_native else 4)
+    assert (conv.args[0].target is LAYOUT) is is_native
 
 
 def _replicated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -89,11 +89,13 @@ class TemporalConvPass(CheckedPass):
     Attributes:
         always: Rewrite every convolution that can be rewritten, instead of only those where it is expected to be
             faster: half precision on CUDA, ungrouped, at most *max_taps* taps.
-        max_taps: The largest number of taps; the concatenation is as many times larger than the input.
+        max_taps: The largest number of taps; the image of all taps is as many times larger than the input.
         min_skipped: Split frames by the taps that read no zeros if that saves at least this share of the arithmetic;
             below it, zero frames are written and one convolution computes all frames.
-        native_channels: With at least so many input channels, a convolution of which no tap can be left out stays 3D,
-            with its input stored channels-last. The 3D kernel is then as fast, and no concatenation is written.
+        native_channels: With at least so many input channels, or a multiple of 64, a convolution of which no tap can be
+            left out stays 3D, with its input stored channels-last. The 3D kernel is then as fast, and no copy of the
+            taps is written. On one H200 (torch 2.11, cuDNN 9.19), it takes 0.75 to 0.94 of the time for 64, 128, 160,
+            192 and 256 channels, and 1.2 to 1.6 for 96, where cuDNN has no kernel for Hopper.
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
@@ -101,7 +103,7 @@ class TemporalConvPass(CheckedPass):
     always: bool = False
     max_taps: int = 4
     min_skipped: float = 0.125
-    native_channels: int = 192
+    native_channels: int = 128
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:  # noqa: ARG002
         """It applies if some convolution can be rewritten, and that is expected to be faster or *always* is set."""
@@ -149,7 +151,8 @@ class TemporalConvPass(CheckedPass):
                 frames = _frames_first(write, source.x)
                 parts = [_convolve(write, conv, Source(frames, source.before, 0), group) for group in groups]
                 return _as_video(write, conv, parts)
-        if conv.weight.meta["val"].shape[1] >= self.native_channels:
+        channels = conv.weight.meta["val"].shape[1]
+        if channels >= self.native_channels or channels % 64 == 0:
             return _convolve_in_3d(write, conv, source)
         frames = _frames_first(write, source.x)
         if source.before or source.after:
@@ -174,12 +177,12 @@ def _frames_first(write: Writer, video: Node) -> Node:
 
 def _convolve(write: Writer, conv: Convolution, source: Source, frames: Frames) -> Node:
     """The output *frames* by a 2D convolution: (frames · batch, out channels, height, width), frames outermost."""
-    images = [_tap_images(write, conv, source, frames, tap) for tap in frames.taps]
     at_weight = write.after(conv.weight)
     planes = [at_weight(aten.select.int, conv.weight, 2, tap) for tap in frames.taps]
     weight = planes[0] if len(planes) == 1 else at_weight(aten.cat.default, planes, 1)
     args = (conv.bias, list(conv.stride[1:]), list(conv.padding[1:]), list(conv.dilation[1:]), False, [0, 0])
-    return write(aten.convolution.default, _side_by_side(write, conv, images), weight, *args, conv.groups)
+    images = _taps_side_by_side(write, conv, source, frames)
+    return write(aten.convolution.default, images, weight, *args, conv.groups)
 
 
 def _convolve_in_3d(write: Writer, conv: Convolution, source: Source) -> Node:
@@ -237,35 +240,27 @@ def _write_together(weights: list[Node]) -> None:
         weight.replace_all_uses_with(copy, lambda user: user is not written)
 
 
-def _tap_images(write: Writer, conv: Convolution, source: Source, frames: Frames, tap: int) -> Node:
-    """The input frames that *tap* reads for *frames*, as images: (frames · batch, channels, height, width)."""
-    stride = conv.stride[0]
-    start = frames.first * stride + tap * conv.dilation[0] - source.before
-    length = source.x.meta["val"].shape[0]
-    if frames.count > 0:
-        stop: Any = start + (frames.count - 1) * stride + 1
-    else:
-        # For all frames, the last tap reads up to the end, and tap k ends (taps - 1 - k) dilations before.
-        behind = (conv.kernel[0] - 1 - tap) * conv.dilation[0]
-        stop = length - behind if isinstance(length, int) else (-behind or 2**63 - 1)
-    taken = write(aten.slice.Tensor, source.x, 0, start, stop, stride)
-    if taken.meta["val"].dim() == 4:
-        return taken
-    return write(aten.reshape.default, taken, [-1, *(write.size(taken, dim) for dim in (2, 3, 4))])
+def _taps_side_by_side(write: Writer, conv: Convolution, source: Source, frames: Frames) -> Node:
+    """The input frames that each of *frames* reads, as one image: (frames · batch, taps · channels, height, width).
 
-
-def _side_by_side(write: Writer, conv: Convolution, images: list[Node]) -> Node:
-    """*images*, one for each tap, as one image: concatenated along the channels within each group of *conv*."""
-    if len(images) == 1:
-        return images[0]
-    if conv.groups == 1:
-        return write(aten.cat.default, images, 1)
-    rest = [write.size(images[0], dim) for dim in (2, 3)]
-    # The images may have a symbol in this place.
+    The taps are outermost among the channels of each group of *conv*.
+    """
+    taps, stride, dilation = frames.taps, conv.stride[0], conv.dilation[0]
+    start = frames.first * stride + taps[0] * dilation - source.before
+    reach = (taps[-1] - taps[0]) * dilation + 1
+    stop = start + (frames.count - 1) * stride + reach if frames.count > 0 else 2**63 - 1
+    taken = write(aten.slice.Tensor, source.x, 0, start, stop)
+    # A view, in which an index finds a tap by a division. A concatenation loads each element once for every tap.
+    windows = write(aten.unfold.default, taken, 0, reach, stride)
+    *shape, _ = windows.meta["val"].shape
+    if dilation > 1:
+        windows = write(aten.slice.Tensor, windows, len(shape), 0, 2**63 - 1, dilation)
+    rest = [write.size(source.x, dim) for dim in (-2, -1)]
+    # (frames · batch, groups, channels, height, width, taps); the video may have a symbol for its channels.
     channels = conv.weight.meta["val"].shape[1]
-    grouped = [write(aten.reshape.default, image, [-1, conv.groups, channels, *rest]) for image in images]
-    together = write(aten.cat.default, grouped, 2)
-    return write(aten.reshape.default, together, [-1, conv.groups * channels * len(images), *rest])
+    grouped = write(aten.reshape.default, windows, [-1, conv.groups, channels, *rest, len(taps)])
+    together = write(aten.permute.default, grouped, [0, 1, 5, 2, 3, 4])
+    return write(aten.reshape.default, together, [-1, conv.groups * len(taps) * channels, *rest])
 
 
 def _as_video(write: Writer, conv: Convolution, parts: list[Node]) -> Node:
