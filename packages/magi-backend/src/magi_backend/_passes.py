@@ -37,6 +37,7 @@ from magi_passes import (
     NDTilingWorkaroundPass,
     PassContext,
     Reason,
+    WideHeadsPass,
     ZeroPadGuardPass,
 )
 from magi_passes.errors import PassIdentityError
@@ -251,7 +252,7 @@ def chosen_passes(
     *sensitive* are the names of its compute-sensitive operators.
     """
     names = tuple(defect.name for defect in defects)
-    passes: list[MagiInductorPass] = [_active_repairs(names, gm), AttentionMaskPass()]
+    passes: list[MagiInductorPass] = [_active_repairs(names, gm), AttentionMaskPass(), WideHeadsPass()]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config

@@ -8,10 +8,12 @@ from ._framework.graph_pass import MagiInductorPass
 from ._framework.pipeline import PassPipeline
 from ._graph.nodes import conv_share, is_conv_heavy, is_convolution, is_dynamic
 from ._rewrites.code_generation import ConvLayoutPass, NarrowSizesPass, NDTilingWorkaroundPass
+from ._rewrites.few_channels import FewOutputChannelsPass
 from ._rewrites.masks import AttentionMaskPass
 from ._rewrites.moments import ChannelMomentsPass
 from ._rewrites.padding import ConvPaddingPass, ZeroPadGuardPass
 from ._rewrites.temporal import TemporalConvPass
+from ._rewrites.wide_heads import WideHeadsPass
 from .errors import MagiPassesError, PassFailedError, UnscopedConfigError
 
 
@@ -23,6 +25,7 @@ __all__ = [
     "ConvChooser",
     "ConvLayoutPass",
     "ConvPaddingPass",
+    "FewOutputChannelsPass",
     "MagiInductorPass",
     "MagiPassesError",
     "NDTilingWorkaroundPass",
@@ -34,6 +37,7 @@ __all__ = [
     "Reason",
     "TemporalConvPass",
     "UnscopedConfigError",
+    "WideHeadsPass",
     "ZeroPadGuardPass",
     "adapt",
     "collect_records",

@@ -272,6 +272,25 @@ def replace_by(node: Node, new: Node) -> None:
             todo += inputs
 
 
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+def is_half_on_cuda(x: torch.Tensor) -> bool:
+    """Whether products of *x* have tensor cores, and can be kept in float32: ROCm has no ``out_dtype``."""
+    return x.dtype in _HALVES and x.device.type == "cuda" and torch.version.hip is None
+
+
+def product_in_float32(write: Writer, left: Node, right: Node) -> Node:
+    """The product of two matrices, or of batches of matrices; in float32 if they are in half precision."""
+    product, x = aten.mm if left.meta["val"].dim() == 2 else aten.bmm, left.meta["val"]
+    if is_half_on_cuda(x):
+        return write(product.dtype, left, right, torch.float32)
+    if x.dtype in _HALVES:
+        convert = torch.ops.prims.convert_element_type.default
+        left, right = (write(convert, each, torch.float32) for each in (left, right))
+    return write(product.default, left, right)
+
+
 # The position of the first factor, whose last dimension is summed over.
 _PRODUCTS = {
     **dict.fromkeys(
