@@ -15,7 +15,7 @@ import pytest
 import torch
 from _python import python
 from magi_opschema import aten
-from magi_opschema._cli import main
+from magi_opschema.aten._commands import main
 from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
 from magi_opschema.aten.errors import SurfaceError, UnknownOpError
 
