@@ -40,6 +40,7 @@ from magi_opschema._model.tree import (
     Optional,
     Path,
     Record,
+    RecordKind,
     Sequence,
     dotted,
     flat_name,
@@ -116,7 +117,6 @@ class Place:
 
 _ITEM = type(inspect.getattr_static(inspect.ArgInfo, "args"))
 """The class of what reads a field of a named tuple."""
-RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict", "object"]
 
 
 def is_record(cls: type) -> bool:
