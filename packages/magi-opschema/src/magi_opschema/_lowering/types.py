@@ -334,7 +334,7 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
         why = f"which is a union of {len(others)} types, and a schema argument has one"
         raise place.refuse(annotation, why, "Use a frozen dataclass with one optional field for each.")
     inner = lower(others[0], place)
-    if len(others) == len(members) or isinstance(inner, Optional):
+    if isinstance(inner, Optional):
         return inner
     if isinstance(inner, Leaf):
         # Below a record that may be None, the schema type already allows None, but the codec does not.
