@@ -18,7 +18,7 @@ LAYERS = {
     name: tuple(layers.split())
     for name, layers in {
         "magi_opschema": """
-            errors _text _torch_compat _environment _model _codegen _handles _lowering _call _autograd _ops aten _cli
+            errors _text _torch_compat _environment _model _codegen _handles _lowering _call _autograd _ops aten
         """,
         "magi_opschema.aten": "errors _types _torch_compat _stubs _generate _dispatch _runtime _commands",
         "magi_tritonwrap": "errors _torch_compat _identity _kernel _launch _cache_key _find _see_through testing",

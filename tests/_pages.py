@@ -49,7 +49,7 @@ _COMMENT = re.compile(r"\s*<!--\s*(?P<word>setup|output|raises|gpu|not run)\b:?[
 # What pymdownx.snippets replaces by lines of a file.
 _INCLUDED = re.compile(r'--8<-- "(?P<path>[^":]+)(:\d*)*"\n')
 # The modules of our commands, which need not be installed as scripts.
-_OUR_COMMANDS = {"magi": "magi_backend", "magi-opschema": "magi_opschema._cli"}
+_OUR_COMMANDS = {"magi": "magi_backend", "magi-opschema": "magi_opschema.aten._commands"}
 # A page shows what a first compilation says; which graphs another program has left in the cache must not matter.
 COMPILES_ANEW = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
 # The headers of vector instructions take most of the time of g++ for a small kernel.

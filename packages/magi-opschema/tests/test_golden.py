@@ -148,18 +148,12 @@ def packed(x: Tensor, cfg: Many) -> Tensor:  # type: ignore[valid-type]
 
 
 OPTIONS: dict[Callable[..., Any], dict[str, Any]] = {
-    direct: {},
-    lowered: {},
+    **{fn: {} for fn in (direct, lowered, optional, keyed, mixed, renamed, packed)},
     norm: {"is_compute_sensitive": True},
     nested: {"infer_output_meta_fn": ["block.scales.row"]},
-    optional: {},
-    keyed: {},
-    mixed: {},
     unheld: {"is_subgraph_boundary": True},
     mutating: {"mutates_args": ("scales.row", "outs")},
     record_output: {"infer_output_meta_fn": ["x", "x", "x"]},
-    renamed: {},
-    packed: {},
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from _signatures import Doubling, same
+from _signatures import Doubling, make_function, same
 from magi_opschema import ObjectHandle, errors, magi_register_custom_op, op_def, opcheck, register_vmap
 from torch import Tensor
 
@@ -51,19 +51,14 @@ CASES: dict[str, tuple[Any, list[Any]]] = {
 def test_the_body_gets_what_was_passed(ns: str, case: str) -> None:
     cls, values = CASES[case]
     seen: list[Any] = []
-
-    def body(x: Tensor, cfg: Any) -> Tensor:
-        seen.append(cfg)
-        return x * 2
-
-    body.__annotations__["cfg"] = cls
+    body = make_function({"x": Tensor, "cfg": cls}, seen)
     op = magi_register_custom_op(f"{ns}::op", infer_output_meta_fn=["x"])(body)
     arguments = op_def(op).torch_op._schema.arguments
     assert len(arguments) <= 64
     x = torch.ones(3)
     for call in (op, torch.compile(op, fullgraph=True, backend="aot_eager")):
         assert call(x, cls(*values)).tolist() == [2.0] * 3
-        assert same(seen.pop(), cls(*values))
+        assert same(seen.pop()[1], cls(*values))
     assert set(opcheck(op, (x, cls(*values))).values()) == {"SUCCESS"}
 
 

@@ -175,15 +175,6 @@ def test_a_leaf_of_another_class(ns: str, annotation: object, value: Any, senten
 BY_PATH: dict[str, Any] = {"direct": float, "lowered": Annotated[float, "m"], "flattened": Box[float]}
 
 
-@pytest.mark.parametrize("form", BY_PATH)
-def test_a_leaf_of_another_class_in_compiled_code(ns: str, form: str) -> None:
-    op = magi_register_custom_op(f"{ns}::op")(with_annotation(BY_PATH[form]))
-    assert op_def(op).path == form
-    value, path = (Box("big"), "value.value") if form == "flattened" else ("big", "value")
-    with pytest.raises(Exception, match=rf"{ns}::op: '{path}' is 'big' \(str\), expected a float\. \(_signatures"):
-        torch.compile(op, fullgraph=True, backend="eager")(X, value)
-
-
 @pytest.mark.parametrize("is_argument", [False, True])
 @pytest.mark.parametrize("value", [make_dataclass("Box", ["value"], frozen=True)(1), X, None, "text", Box])
 def test_a_look_alike_in_compiled_code(ns: str, value: Any, is_argument: bool) -> None:
@@ -241,6 +232,9 @@ TRACED: list[tuple[object, Any, str]] = [
     (Tensor, None, "'value' is None (NoneType), expected a Tensor."),
     (Annotated[Tensor, "m"], None, "'value' is None (NoneType), expected a Tensor."),
     (tuple[Tensor, int], (None, 1), "'value.0' is None (NoneType), expected a Tensor."),
+    (float, "big", "'value' is 'big' (str), expected a float. (_signatures"),
+    (Annotated[float, "m"], "big", "'value' is 'big' (str), expected a float. (_signatures"),
+    (Box[float], Box("big"), "'value.value' is 'big' (str), expected a float. (_signatures"),
 ]
 
 

@@ -22,7 +22,7 @@ from magi_opschema import _torch_compat as compat
 from magi_opschema._call.bridge import Bridge, structure
 from magi_opschema._codegen.functions import compile_saved
 from magi_opschema._model.lowering import SignatureLowering
-from magi_opschema._model.schema import Flat, FlatLayout, as_output, as_tuple, tensors_in
+from magi_opschema._model.schema import Argument, Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import nearest, show_value
 from magi_opschema.errors import ForwardModeError, GradientError, MissingBackwardError, MutationError
@@ -245,7 +245,7 @@ class AutogradFunctions:
     @functools.cached_property
     def outputs(self) -> FlatLayout:
         """The layout of the flat outputs."""
-        return FlatLayout.of_outputs([leaf.schema_type for leaf in self.lowering.return_leaves])
+        return FlatLayout.of([Argument(leaf.name, leaf.schema_type, (leaf,)) for leaf in self.lowering.return_leaves])
 
     def differentiate(self, *args: Any, **kwargs: Any) -> Any:
         """Call the op from outside of the dispatcher, which may have to differentiate it.

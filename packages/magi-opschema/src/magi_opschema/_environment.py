@@ -10,8 +10,6 @@ from ._text import nearest
 from .errors import EnvironmentVariableError
 
 
-PREFIX = "MAGI_OPSCHEMA_"
-
 CHECK = "MAGI_OPSCHEMA_CHECK"
 DUMP = "MAGI_OPSCHEMA_DUMP"
 CACHE_DIR = "MAGI_OPSCHEMA_CACHE_DIR"
@@ -36,7 +34,7 @@ def refuse_unknown_variables() -> None:
     if len(os.environ) == _checked["number"]:
         return
     for name in os.environ:
-        if name.startswith(PREFIX) and name not in _VARIABLES:
+        if name.startswith("MAGI_OPSCHEMA_") and name not in _VARIABLES:
             known = "; ".join(f"{variable}: {meaning}" for variable, meaning in _VARIABLES.items())
             text = f"the environment variable {name} is not a setting of magi-opschema.{nearest(name, _VARIABLES)}"
             raise EnvironmentVariableError(f"{text} Choose one of these ({known}), or unset it.")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from _python import python
-from magi_opschema._cli import main
+from magi_opschema.aten._commands import main
 from magi_opschema.aten._generate.emit import merge
 from magi_opschema.aten._generate.schema import METADATA_FILE as FILE_NAME
 from magi_opschema.aten._generate.schema import (
@@ -155,7 +155,7 @@ def test_generated_code_uses_no_builtin_that_an_operator_shadows() -> None:
 
 def test_a_second_run_writes_the_same_bytes_and_loads_no_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from magi_opschema._cli import main; "
+        "import sys; from magi_opschema.aten._commands import main; "
         "assert main(['aten', 'gen', '--out', sys.argv[1]]) == 0; sys.exit('torch' in sys.modules)"
     )
     for seed in ("1", "2"):
@@ -242,7 +242,7 @@ def test_a_bad_allowlist_is_named(
     ],
 )
 def test_missing_parts_are_named(code: str, sentence: str, tmp_path: Path) -> None:
-    run = "from magi_opschema._cli import main; assert main(['aten', 'gen', '--out', 'out']) == 2"
+    run = "from magi_opschema.aten._commands import main; assert main(['aten', 'gen', '--out', 'out']) == 2"
 
     assert sentence in python("-c", f"import sys; sys.stderr = sys.stdout; {code}; {run}", cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -470,7 +470,7 @@ def test_gap_lists_what_only_aten_covers(tmp_path: Path) -> None:
         "def relu(input):\n"
         "    return input.clamp(min=0)\n"
     )
-    gap = ("magi_opschema._cli", "aten", "gap")
+    gap = ("magi_opschema.aten._commands", "aten", "gap")
     done = run(*gap, "--kernels", "kernels.py", "program.py", "--", "--steps", "2", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr

@@ -5,10 +5,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,14 +50,9 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
+def runs(request: pytest.FixtureRequest) -> Runs:
     calls: list[Any] = [getattr(item, "callspec", None) for item in request.session.items]
-    chosen = [call.params["task"] for call in calls if call is not None and "task" in call.params]
-    runs = Runs(chosen)
-    yield runs
-    folder = os.environ.get("MAGI_ATEN_REPORT")
-    if folder:
-        Path(folder).write_text("".join(f"{row}\n" for row in runs.rows()))
+    return Runs([call.params["task"] for call in calls if call is not None and "task" in call.params])
 
 
 @pytest.mark.parametrize("task", TASKS, ids=[f"{base}-{slot}" for base, slot in TASKS])

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from _signatures import Unshowable, count_graphs
+from _signatures import Calls, Unshowable, count_graphs
 from _slot_kernels import Counted, save_input, square
 from magi_opschema import aten
 from magi_opschema.aten import _torch_compat, errors
@@ -200,14 +200,14 @@ def test_an_out_that_a_result_does_not_fit_is_atens(slot: Slot) -> None:
         aten.exp(x, out=torch.empty(2, 3, dtype=torch.int64))
 
 
-def test_a_kernel_without_out_serves_out_calls(slot: Slot) -> None:
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_a_kernel_without_out_serves_out_calls(slot: Slot, mode: Any) -> None:
     slot("softmax", 1, Counted(1.0))
-    x, out = torch.randn(3), torch.empty(0)
-    version = out._version
-
-    assert aten.softmax(x, 0, out=out) is out
-    torch.testing.assert_close(out, x.softmax(0) + 1)
-    assert out._version > version
+    with mode():
+        x, out = torch.randn(3), torch.empty(0)
+        assert aten.softmax(x, 0, out=out) is out
+        torch.testing.assert_close(out, x.softmax(0) + 1)
+    assert out.is_inference() or out._version > 0
 
 
 def test_a_kernel_with_out_writes_it(slot: Slot) -> None:
@@ -255,7 +255,6 @@ def test_without_a_backward_gradients_go_to_aten(slot: Slot) -> None:
     x = X.clone().requires_grad_()
     aten.softmax(x, -1)[0, 0].backward()
 
-    assert x.grad is not None
     assert serving(x) == 0
     with torch.no_grad():
         assert serving(x) == 1
@@ -271,9 +270,7 @@ def test_a_backward_is_used_where_the_kernel_supports_the_call(slot: Slot, compi
     slot("square", 1, square, supports=lambda input: supported, backward=backward, setup_context=save_input)
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     call: Any = torch.compile(aten.square, fullgraph=True, backend="aot_eager") if compiled else aten.square
-    call(x).sum().backward()
-    assert x.grad is not None
-    assert x.grad.tolist() == ([20, 40] if supported else [2, 4])
+    assert torch.autograd.grad(call(x).sum(), x)[0].tolist() == ([20, 40] if supported else [2, 4])
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -342,13 +339,9 @@ def test_an_out_operator_takes_symbolic_shapes_where_atens_own_fake_does_not(slo
 def test_exported_programs_hold_the_library_operator(slot: Slot) -> None:
     slot("softmax", 1, Counted(1.0))
 
-    class Model(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return aten.softmax(x, -1)
-
     x = torch.randn(3, 4)
     for strict in (True, False):
-        program = torch.export.export(Model(), (x,), strict=strict)
+        program = torch.export.export(Calls(lambda x: aten.softmax(x, -1)), (x,), strict=strict)
         assert "magi_aten" in str(program.graph)
         torch.testing.assert_close(program.module()(x), x.softmax(-1) + 1)
 
@@ -391,13 +384,6 @@ def test_wrapper_subclasses_keep_atens_operators(slot: Slot) -> None:
     x = TwoTensor(torch.randn(3), torch.randn(3))
     assert isinstance(aten.softmax(x, 0), TwoTensor)
     assert kernel.calls == 0
-
-
-def test_inference_mode(slot: Slot) -> None:
-    slot("softmax", 1, Counted(1.0))
-    with torch.inference_mode():
-        x, out = torch.ones(2), torch.empty(2)
-        torch.testing.assert_close(aten.softmax(x, 0, out=out), x.softmax(0) + 1)
 
 
 def test_parameters_and_lists_reach_the_kernel(slot: Slot) -> None:
@@ -463,8 +449,6 @@ def test_a_variable_that_means_nothing_is_told(
 ) -> None:
     assert "softmax" in dir(aten)  # loaded before
     monkeypatch.setenv(variable, value)
-    with pytest.raises(SlotError, match=re.escape(sentence)):
-        _kernels.check_environment(is_complete=True)
     _slots.default_surface.cache_clear()
     with pytest.raises(SlotError, match=re.escape(sentence)):
         getattr(aten, "not_an_operator")  # noqa: B009

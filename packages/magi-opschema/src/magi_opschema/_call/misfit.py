@@ -26,10 +26,6 @@ from magi_opschema.errors import ArgumentError, OpSchemaError
 from .bridge import Bridge
 
 
-NOT_GIVEN = inspect.Parameter.empty
-"""What a parameter of generated code holds if the caller gave no argument."""
-
-
 def check_call(
     lowering: SignatureLowering, args: Sequence[object], kwargs: Mapping[str, object], *, is_flat: bool = False
 ) -> None:
@@ -47,12 +43,13 @@ def check_call(
 def refusal_of_calls(lowering: SignatureLowering) -> Callable[..., NoReturn]:
     """The function that the exposed function calls if its call does not fit the signature.
 
-    It takes what each parameter holds, and the arguments by position and by name that belong to none.
+    It takes what each parameter holds, `Parameter.empty` if the caller gave nothing, and the arguments by position and
+    by name that belong to none.
     """
 
     def refuse(values: Sequence[object], extra: Sequence[object], unused: Mapping[str, object]) -> NoReturn:
         known = lowering.parameters
-        missing = [one.name for one, value in zip(known, values, strict=True) if value is NOT_GIVEN]
+        missing = [one.name for one, value in zip(known, values, strict=True) if value is inspect.Parameter.empty]
         why = _why(known, missing, len(extra), list(unused))
         raise ArgumentError(lowering.sentence(f"{why} {_shown(lowering)}"))
 

@@ -98,15 +98,12 @@ def compile_twin(
     title = f"{purpose} {fn.__module__}.{fn.__qualname__}"
     twin = to.function(f"{lowering.name}_{purpose}", _with_defaults(lowering.arguments, to), doc, title)
     if purpose == "lowered":
-        twin.__annotations__ = _annotations(lowering)
+        # The annotations of the flat signature, for torch.library.infer_schema and other readers.
+        outputs = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
+        whole = None if lowering.returns is None else outputs[0] if len(outputs) == 1 else tuple[tuple(outputs)]  # type: ignore[misc]
+        annotations = {known.name: python_type(known.schema_type) for known in lowering.arguments}
+        twin.__annotations__ = {**annotations, "return": whole}
     return twin
-
-
-def _annotations(lowering: SignatureLowering) -> dict[str, Any]:
-    """The annotations of the flat signature, for torch.library.infer_schema and other readers."""
-    returned = [python_type(leaf.schema_type) for leaf in lowering.return_leaves]
-    output = None if lowering.returns is None else returned[0] if len(returned) == 1 else tuple[tuple(returned)]  # type: ignore[misc]
-    return {**{known.name: python_type(known.schema_type) for known in lowering.arguments}, "return": output}
 
 
 def compile_refusals(lowering: SignatureLowering) -> Callable[..., None]:
@@ -322,7 +319,9 @@ def _with_defaults(all_known: Iterable[Parameter | Argument], to: Writer) -> lis
 
 def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
     """Conditions under which *value* is, or holds, what only the form for handles takes."""
-    if not any(part.is_generator if isinstance(part, Leaf) else _may_be_handle(part) for part in nodes(node)):
+    parts = nodes(node)
+    may_be_handle = any(isinstance(part, Record) and part.handle is not None for part in parts)
+    if not may_be_handle and not any(isinstance(part, Leaf) and part.is_generator for part in parts):
         return
     match node:
         case Leaf():
@@ -348,10 +347,6 @@ def handle_conditions(node: Node, value: str, to: Writer) -> Iterator[str]:
                 yield from _within(is_one, handle_conditions(item, f"{value}[{i}]", to))
         case Optional():
             yield from handle_conditions(node.inner, value, to)
-
-
-def _may_be_handle(node: Node) -> bool:
-    return isinstance(node, Record) and node.handle is not None
 
 
 def _within(outer: str, inner: Iterator[str]) -> Iterator[str]:

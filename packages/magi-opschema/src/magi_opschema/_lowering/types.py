@@ -40,6 +40,7 @@ from magi_opschema._model.tree import (
     Optional,
     Path,
     Record,
+    RecordKind,
     Sequence,
     dotted,
     flat_name,
@@ -116,7 +117,6 @@ class Place:
 
 _ITEM = type(inspect.getattr_static(inspect.ArgInfo, "args"))
 """The class of what reads a field of a named tuple."""
-RecordKind = typing.Literal["dataclass", "namedtuple", "typeddict", "object"]
 
 
 def is_record(cls: type) -> bool:
@@ -284,7 +284,10 @@ def lower_resolved(annotation: object, place: Place) -> Node:
         node = _lower_list(annotation, arguments[0], place, as_tuple=False)
         return node if origin is list or not place.outer else _lower_sequence(annotation, node, place)
     if origin is tuple and (arguments or isinstance(annotation, types.GenericAlias)):
-        return _lower_tuple(annotation, arguments, place)
+        if len(arguments) == 2 and arguments[1] is ...:
+            return _lower_list(annotation, arguments[0], place, as_tuple=True)
+        items = lower_each([(item, place.below(str(i))) for i, item in enumerate(arguments)])
+        return Sequence(place.path, items, show_type(annotation))
     cls = origin or annotation
     if annotation is torch.Generator and place.is_opaque:
         return _lower_handle(annotation, (annotation,), place)
@@ -331,7 +334,7 @@ def _lower_union(annotation: object, members: tuple[object, ...], place: Place) 
         why = f"which is a union of {len(others)} types, and a schema argument has one"
         raise place.refuse(annotation, why, "Use a frozen dataclass with one optional field for each.")
     inner = lower(others[0], place)
-    if len(others) == len(members) or isinstance(inner, Optional):
+    if isinstance(inner, Optional):
         return inner
     if isinstance(inner, Leaf):
         # Below a record that may be None, the schema type already allows None, but the codec does not.
@@ -414,13 +417,6 @@ def _is_record(element: object) -> bool:
         return _is_record(unwrap(members[0])[0])
     cls = typing.get_origin(element) or element
     return isinstance(cls, type) and is_record(cls)
-
-
-def _lower_tuple(annotation: object, items: tuple[object, ...], place: Place) -> Node:
-    if len(items) == 2 and items[1] is ...:
-        return _lower_list(annotation, items[0], place, as_tuple=True)
-    label = show_type(annotation)
-    return Sequence(place.path, lower_each([(item, place.below(str(i))) for i, item in enumerate(items)]), label)
 
 
 def _lower_record(annotation: object, cls: type, place: Place) -> Record:

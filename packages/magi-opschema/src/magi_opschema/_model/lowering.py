@@ -98,7 +98,7 @@ class SignatureLowering:
     @functools.cached_property
     def layout(self) -> FlatLayout:
         """The positions of the slots."""
-        return FlatLayout.of_arguments(self.arguments)
+        return FlatLayout.of(self.arguments)
 
     @functools.cached_property
     def mutated(self) -> tuple[Argument, ...]:

@@ -211,20 +211,16 @@ class FlatLayout:
     """The dotted path of each slot that the op writes into, by position."""
 
     @staticmethod
-    def of_arguments(arguments: Sequence[Argument]) -> FlatLayout:
+    def of(arguments: Sequence[Argument]) -> FlatLayout:
         slots = slots_of(arguments)
         return FlatLayout(
             tuple(slot.name for slot in slots),
             tuple(slot.default for slot in slots),
             tuple(slot.name for slot in slots if slot.is_keyword_only),
-            _tensor_lists([slot.schema_type for slot in slots]),
+            tuple(i for i, slot in enumerate(slots) if slot.schema_type.startswith("Tensor[]")),
             tuple(arguments) if any(argument.bundled for argument in arguments) else (),
             {i: dotted(slot.leaves[0].path) for i, slot in enumerate(slots) if slot.alias},
         )
-
-    @staticmethod
-    def of_outputs(schema_types: Sequence[str]) -> FlatLayout:
-        return FlatLayout(tuple(schema_types), (), (), _tensor_lists(schema_types))
 
     def fill(self, args: Flat, kwargs: dict[str, Any]) -> Flat:
         """All slots by position, with the defaults of arguments that the dispatcher left out."""
@@ -304,10 +300,6 @@ class FlatLayout:
             else:
                 flat.append(next(items))
         return tuple(flat)
-
-
-def _tensor_lists(schema_types: Sequence[str]) -> tuple[int, ...]:
-    return tuple(i for i, text in enumerate(schema_types) if text.startswith("Tensor[]"))
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -122,13 +122,16 @@ class Field:
     node: Node
 
 
+RecordKind = TypingLiteral["dataclass", "namedtuple", "typeddict", "object"]
+
+
 @dataclass(frozen=True)
 class Record:
     """A frozen dataclass, NamedTuple or TypedDict, or an object whose class declares its fields."""
 
     path: Path
     cls: type
-    kind: TypingLiteral["dataclass", "namedtuple", "typeddict", "object"]
+    kind: RecordKind
     fields: tuple[Field, ...]
     label: str
     is_plain: bool = False

@@ -162,7 +162,8 @@ def register(
                 registration.add(_impl(op_name, _version_kernel(lowering, torch_op), "ADInplaceOrView"))
                 batched = _batched_mutation(lowering, registration)
                 registration.add(lambda library: torch.library.register_vmap(name, batched, lib=library))
-                if _needs_functional_form(lowering):
+                may_write_nothing = all(argument.schema_type != "Tensor" for argument in lowering.mutated)
+                if _returns_others(lowering) or (len(lowering.return_leaves) == 1 and may_write_nothing):
                     _add_functional_form(registration)
             else:
                 functions = registration.functions
@@ -172,12 +173,6 @@ def register(
             compat.destroy(library)
             raise
     return registration
-
-
-def _needs_functional_form(lowering: SignatureLowering) -> bool:
-    """True if torch cannot make every call of the mutating op that *lowering* describes functional."""
-    may_write_nothing = all(argument.schema_type != "Tensor" for argument in lowering.mutated)
-    return _returns_others(lowering) or (len(lowering.return_leaves) == 1 and may_write_nothing)
 
 
 def _returns_others(lowering: SignatureLowering) -> bool:

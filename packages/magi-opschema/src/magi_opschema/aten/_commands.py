@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `magi-opschema aten ...`: their arguments, what they do, and what they print."""
+"""The command `magi-opschema`: its arguments, what it does, and what it prints. It has one topic, `aten`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ._generate.schema import (
     verify,
 )
 from ._generate.surface import COVERAGE_FILE, drift, generate, surface_files, write_folder
-from .errors import OutputError, ScaffoldError, SlotError, SurfaceError, UnknownOpError
+from .errors import AtenError, OutputError, ScaffoldError, SlotError, SurfaceError, UnknownOpError
 
 
 _KERNEL = '''\
@@ -90,9 +90,16 @@ def test_{stem}(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 '''
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add every command to the parser of the topic `aten`."""
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with *argv*, the process's own arguments without it.
+
+    Returns:
+        0 for success; 1 if a check found something, such as drift or a failed test; 2 for a wrong call or bad input.
+    """
+    parser = argparse.ArgumentParser(prog="magi-opschema", description="PyTorch custom ops with rich signatures.")
+    topics = parser.add_subparsers(required=True, metavar="TOPIC")
+    topic = topics.add_parser("aten", help="the generated ATen surface", description="The generated ATen surface.")
+    commands = topic.add_subparsers(required=True, metavar="COMMAND")
 
     gen = commands.add_parser("gen", help="generate the surface for the installed torch")
     gen.description = "Generate the surface of an allowlist for the installed torch. Imports no torch."
@@ -120,6 +127,14 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     gap.add_argument("script", type=Path, metavar="SCRIPT")
     gap.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of SCRIPT, behind --")
     gap.set_defaults(run=_gap)
+
+    options = parser.parse_args(argv)
+    try:
+        code: int = options.run(options)
+    except AtenError as error:
+        print(f"magi-opschema: {error}", file=sys.stderr)  # noqa: T201  # a command's answer
+        return 2
+    return code
 
 
 def _add_allowlist(parser: argparse.ArgumentParser) -> None:
@@ -281,3 +296,7 @@ def _run_script(path: Path, *, name: str | None = None, arguments: Sequence[str]
 
 def _say(line: str) -> None:
     print(line, flush=True)  # noqa: T201  # a command's answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -22,7 +22,6 @@ def main() -> int:
     parser.add_argument("--slot", type=int, default=8, metavar="N", help="0 to 7 for a kernel, 8 for ATen (default)")
     parser.add_argument("--kernels", type=Path, metavar="FILE", help="a Python file that registers kernels; run first")
     parser.add_argument("--device", metavar="DEVICE", help="where the inputs are (default: where the kernel serves)")
-    parser.add_argument("--jobs", type=int, metavar="N", help="processes at a time")
     parser.add_argument("--verbose", action="store_true", help="print every row")
     options = parser.parse_args()
     try:
@@ -30,7 +29,7 @@ def main() -> int:
         tasks = [(options.op, options.slot)]
         if options.op is None:
             tasks = [(base, slot) for base in read_allowlist(SHIPPED) for slot in slots(base)]
-        reports = sorted(check(tasks, jobs=options.jobs, device=options.device).items())
+        reports = sorted(check(tasks, device=options.device).items())
     except AtenError as error:
         print(f"aten_harness: {error}", file=sys.stderr)  # noqa: T201  # a command's answer
         return 2

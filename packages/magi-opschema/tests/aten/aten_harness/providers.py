@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from magi_opschema._model.schema import tensors_in
 from magi_opschema.aten._generate.schema import OPTIONS
 from magi_opschema.aten._torch_compat import arguments, find_overload
 from magi_opschema.aten.errors import MissingExtraError
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .subject import Sample, Subject, tensors_in
+from .subject import Sample, Subject
 
 
 Call = tuple[Any, ...]

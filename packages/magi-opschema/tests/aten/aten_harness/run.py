@@ -54,7 +54,7 @@ class Report:
         return ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("pass", "fail", "xfail", "skip"))
 
 
-def check(tasks: Iterable[Task], *, jobs: int | None = None, device: str | None = None) -> dict[Task, Report]:
+def check(tasks: Iterable[Task], *, device: str | None = None) -> dict[Task, Report]:
     """The report of each of *tasks*, pairs of an operator and an active slot."""
     asked = {}
     for name, slot in tasks:
@@ -63,15 +63,11 @@ def check(tasks: Iterable[Task], *, jobs: int | None = None, device: str | None 
         check_number(slot, base)
         cells[base].check_active(slot)
         asked[base, slot] = (name, slot)
-    return {asked[task]: report for task, report in run(asked, jobs=jobs, device=device)}
+    return {asked[task]: report for task, report in run(asked, device=device)}
 
 
 def run(
-    tasks: Iterable[Task],
-    *,
-    jobs: int | None = None,
-    device: str | None = None,
-    library_only: frozenset[str] = frozenset(),
+    tasks: Iterable[Task], *, device: str | None = None, library_only: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Task, Report]]:
     """Check bases in slots, and yield the rows of each when it ends.
 
@@ -84,9 +80,8 @@ def run(
     op_infos()
     captured_samples()
     compile_whole(torch.neg)(torch.ones(1))
-    jobs = jobs or len(os.sched_getaffinity(0))
     work = ft.partial(_work, forms=library_only, asked=device)
-    for task, rows, deaths in run_tasks(list(tasks), work, jobs=jobs, seconds=SECONDS_PER_CHECK):
+    for task, rows, deaths in run_tasks(list(tasks), work, seconds=SECONDS_PER_CHECK):
         found = [*(rows or ()), *(_death_row(task, death) for death in deaths)]
         yield task, Report([_expected(row) for row in found])
 

@@ -13,12 +13,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from magi_opschema._model.schema import tensors_in
 from magi_opschema.aten._dispatch.kernels import Cell, Kernel, Pair, cells, out_names, python_names, select, write_out
 from magi_opschema.aten._dispatch.slots import default_surface, use_slot
 from magi_opschema.aten._generate.schema import ATEN_SLOT, split_base
 from magi_opschema.aten._torch_compat import OpOverload, arguments, written_arguments
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 
 UNDEFINED_CONTENTS = frozenset(
@@ -51,7 +52,7 @@ class Sample:
         return replace(self, args=args, kwargs=kwargs)
 
     def tensors(self) -> list[Tensor]:
-        return tensors_in((self.args, self.kwargs))
+        return list(tensors_in((self.args, self.kwargs)))
 
     def without_generators(self) -> Sample:
         return self.map_generators(lambda _: None)
@@ -59,10 +60,6 @@ class Sample:
     def fresh(self) -> Sample:
         """Copies that a call may write to; generators start from the same state."""
         return self.map_tensors(lambda t: t.detach().clone())
-
-
-def tensors_in(values: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def seed(sample: Sample) -> None:

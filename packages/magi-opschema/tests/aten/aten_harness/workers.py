@@ -24,6 +24,7 @@ import torch
 
 
 _fork = mp.get_context("fork")
+_MOST_DEATHS = 12
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -78,18 +79,14 @@ class _Child:
 
 
 def run_tasks(
-    tasks: Sequence[Task],
-    work: Callable[[Task, Note, frozenset[str]], Result],
-    *,
-    jobs: int,
-    seconds: float,
-    retries: int = 12,
+    tasks: Sequence[Task], work: Callable[[Task, Note, frozenset[str]], Result], *, seconds: float
 ) -> Iterator[tuple[Task, Result | None, list[Death]]]:
     """Do *work* on every task in a forked child, and yield each result with the deaths that it cost.
 
-    If a child dies, its task starts once more, without what the dead children were doing; after as many deaths as
-    *retries*, its result is None.
+    There is a child for each processor that this process may use. If one dies, its task starts once more, without what
+    the dead children were doing; after twelve deaths, its result is None.
     """
+    jobs = len(os.sched_getaffinity(0))
     waiting: deque[tuple[Task, list[Death]]] = deque((task, []) for task in tasks)
     running: dict[Any, _Child] = {}
     try:
@@ -104,7 +101,7 @@ def run_tasks(
                 deaths = child.deaths if sent else [*child.deaths, Death(child.note.read(), how)]
                 if sent:
                     yield child.task, pickle.loads(sent), deaths
-                elif len(deaths) < retries:
+                elif len(deaths) < _MOST_DEATHS:
                     waiting.appendleft((child.task, deaths))
                 else:
                     yield child.task, None, deaths
