@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from magi_backend._hot import table
+from magi_backend._hot import captured, table
 
 
 if TYPE_CHECKING:
@@ -41,6 +41,19 @@ def fresh_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def set_env(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
     """Set ``MAGI_COMPILE_<name>``."""
     return lambda name, value: monkeypatch.setenv(f"MAGI_COMPILE_{name}", value)
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was tried by the compiler of captured graphs, which is ill."""
+    attempts: list[object] = []
+
+    def fails(*args: object) -> None:
+        attempts.append(args)
+        raise RuntimeError("the compiler is ill")
+
+    monkeypatch.setattr(captured, "put_numbers", fails)
+    return attempts
 
 
 @pytest.fixture

@@ -36,23 +36,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kernels
 
 
-DYNAMIC: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
-    dynamic_sizes=[DimDynamic.STATIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]
-)
-
-
 def known(name: str) -> Defect:
     return next(defect for defect in known_defects() if defect.name == name)
 
 
-def repairs(report: Report) -> list[str]:
-    """The names of all repairs in *report*."""
-    return [repair.name for each in report.compilations for graph in each.graphs for repair in graph.repairs]
-
-
-def repairs_of_failures(report: Report) -> list[str]:
-    """The names of the repairs without which code would be wrong or missing, or graphs would break."""
-    return [name for name in repairs(report) if known(name).severity != "slower code"]
+def repairs(of: Report | Collector) -> list[str]:
+    """The names of all repairs of its compilations."""
+    compilations = of.compilations if isinstance(of, Report) else of.compilations()
+    return [repair.name for each in compilations for graph in each.graphs for repair in graph.repairs]
 
 
 def concerned(name: str) -> pytest.MarkDecorator:
@@ -114,8 +105,7 @@ def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None
     model, x = Upsampling(), torch.randn(1, 8, 16, 16)
     expected = gradients(model, model, x)
     stock = gradients(model, torch.compile(model, dynamic=dynamic), x)
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         # The wrong code of the stock compilation is in the cache now, and must not be found there.
         ours = gradients(model, torch.compile(model, backend="magi", dynamic=dynamic), x)
 
@@ -141,24 +131,29 @@ def test_what_was_read_before_a_write_into_a_slice(dynamic: bool) -> None:
 
     expected = results(read_and_write)
     stock = results(torch.compile(read_and_write, dynamic=dynamic))
-    collector = Collector(fresh=True)
-    with collecting(collector):
+    with collecting(Collector(fresh=True)) as collector:
         ours = results(torch.compile(read_and_write, backend="magi", dynamic=dynamic))
 
     assert ours == expected
     assert (stock != expected) is (torch_release() < (2, 12))
-    (compilation,) = collector.compilations()
-    found = {each.name for graph in compilation.graphs for each in graph.repairs}
-    assert ("keep_mutation_order" in found) is (stock != expected)
+    assert ("keep_mutation_order" in repairs(collector)) is (stock != expected)
+
+
+def sizes_of_an_image() -> tuple[Any, Any]:
+    """Two symbolic sizes, as a graph has them in the shapes of its tensors."""
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.STATIC, DimDynamic.STATIC, DimDynamic.DYNAMIC, DimDynamic.DYNAMIC]
+    )
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    return mode.from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=context).shape[2:]  # type: ignore[return-value]
 
 
 @concerned("order_symbolic_strides")
 def test_symbolic_strides_are_put_in_order() -> None:
-    environment = ShapeEnv()
-    fake = FakeTensorMode(shape_env=environment).from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=DYNAMIC)
-    height, width = (size.node.expr for size in fake.shape[2:])  # type: ignore[attr-defined]
+    sizes = sizes_of_an_image()
+    height, width = (size.node.expr for size in sizes)
     channels_last = [8 * height * width, 1, 8 * width, 8]
-    graph: Any = types.SimpleNamespace(sizevars=types.SimpleNamespace(shape_env=environment))
+    graph: Any = types.SimpleNamespace(sizevars=types.SimpleNamespace(shape_env=sizes[0].node.shape_env))
     reported: list[str] = []
     stock = getattr(ir.get_stride_order, "__wrapped__", ir.get_stride_order)
 
@@ -271,12 +266,6 @@ def test_any_other_question_stays_what_it_was(question: str) -> None:
     asked = sympy.Eq(eval(question, {"n": n, "m": m}), 0)
 
     assert cancelled(asked) is asked
-
-
-def sizes_of_an_image() -> tuple[Any, Any]:
-    """Two symbolic sizes, as a graph has them in the shapes of its tensors."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    return mode.from_tensor(torch.empty(1, 8, 4, 6), symbolic_context=DYNAMIC).shape[2:]  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -469,14 +458,13 @@ def test_each_size_of_a_training_step_is_right(kind: str) -> None:
     torch.manual_seed(0)
     build, given = TRAINED[kind]
     layers = build()
-    collector = Collector(fresh=False)
-    with collecting(collector):
+    with collecting(Collector()) as collector:
         ours = torch.compile(layers, backend="magi", dynamic=True)
         for size in SIZES:
             x = given(size)
             assert agree(gradients(layers, ours, x), gradients(layers, layers, x), atol=1e-5), size
 
-    named = set(repairs_of_failures(Report(kind, torch.__version__, (), collector.compilations())))
+    named = {name for name in repairs(collector) if known(name).severity != "slower code"}
     needed = {"order_symbolic_strides", "keep_mutation_order"} if kind in {"attention", "up"} else set()
     of_strides = {"keep_saved_strides_symbolic"} & {defect.name for defect in active_defects()}
     assert named <= of_strides | needed
@@ -553,16 +541,14 @@ def test_gradients_of_nested_compile_regions(kind: type[nn.Module], dynamic: boo
     model, x = Regions(kind), torch.randn(5, 8)
     expected = gradients(model, model, x)
     stock = gradients(model, torch.compile(model, dynamic=dynamic), x)
-    collector = Collector(fresh=True)
-    with collecting(collector):
+    with collecting(Collector(fresh=True)) as collector:
         compiled = torch.compile(model, backend="magi", dynamic=dynamic, options={"magi.regions": False})
         ours = gradients(model, compiled, x)
 
     is_wrong = not agree(stock, expected)
     assert is_wrong or torch_release() < (2, 13), "torch has mended this: give the defect its last release"
     assert agree(ours, expected)
-    found = {each.name for one in collector.compilations() for graph in one.graphs for each in graph.repairs}
-    assert "region_memory" in found or not is_wrong
+    assert "region_memory" in repairs(collector) or not is_wrong
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from _python import python
 from magi_backend import explain, wait
-from magi_backend._hot import background, captured
+from magi_backend._hot import background
 from magi_backend._torch_compat.state import compile_lock
 from magi_backend.errors import BoundaryOpError
 from torch import Tensor, nn
@@ -181,15 +180,8 @@ def test_a_recomputation_runs_what_the_forward_ran() -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, weight)[0], wanted)
 
 
-def ill(*_: object) -> None:
-    msg = "the compiler is ill"
-    raise RuntimeError(msg)
-
-
-def test_after_a_failure_eager_goes_on_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(captured, "put_numbers", ill)
+@pytest.mark.usefixtures("tried")
+def test_after_a_failure_eager_goes_on_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     explained = explain(gram, options=OPTIONS | {"magi.strict": False}, dynamic=True)
 
     for _ in range(3):
@@ -201,8 +193,8 @@ def test_after_a_failure_eager_goes_on_with_one_warning(
     assert "no code could be made: RuntimeError: the compiler is ill" in str(report)
 
 
-def test_with_strict_calls_raise_the_error_of_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured, "put_numbers", ill)
+@pytest.mark.usefixtures("tried")
+def test_with_strict_calls_raise_the_error_of_the_compilation() -> None:
     fn = compiled(gram, {"magi.strict": True})
     fn(torch.randn(4, 3))
     assert wait()
@@ -307,19 +299,10 @@ def test_another_process_finds_what_was_made(fresh_caches: object, tmp_path_fact
         "fn(torch.randn(4, 3)); wait(); save(sys.argv[1])\n"
         "print(len(started.found), len(started.compiled))\n"
     )
-    said = []
     for caches in ("one", "two"):
-        env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder.with_name(f"{folder.name}_{caches}"))}
-        ran = subprocess.run(
-            [sys.executable, "-c", program, str(folder)],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=env,
-            timeout=300,
-        )
-        said.append(ran.stdout.split())
-    assert said[1] == ["1", "0"], said
+        env = {"TORCHINDUCTOR_CACHE_DIR": str(folder.with_name(f"{folder.name}_{caches}"))}
+        said = python("-c", program, folder, env=env)
+    assert said == "1 0\n"
 
 
 def test_threads_call_while_code_takes_over() -> None:

@@ -307,16 +307,9 @@ def test_a_default_device_and_random_numbers_are_left_alone() -> None:
         torch.testing.assert_close(torch.randn(2), expected)
 
 
-def fails(*args: object, **kwargs: object) -> None:
-    msg = "the compiler is ill"
-    raise RuntimeError(msg)
-
-
-def test_a_failure_warns_once_and_the_code_for_any_size_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("tried")
+def test_a_failure_warns_once_and_the_code_for_any_size_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     explained = explain(gram, options=HOT, dynamic=True)
-    monkeypatch.setattr(captured, "put_numbers", fails)
     for rows in (4, 5, 4):
         report = explained(torch.randn(rows, 3))
         assert report.agrees
@@ -333,14 +326,7 @@ def test_a_failure_warns_once_and_the_code_for_any_size_goes_on(
     assert "no code could be made for them" in sizes.advice
 
 
-def test_after_three_failures_a_graph_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[object] = []
-
-    def fails_and_counts(*args: object) -> None:
-        tried.append(args)
-        fails()
-
-    monkeypatch.setattr(captured, "put_numbers", fails_and_counts)
+def test_after_three_failures_a_graph_is_left_alone(tried: list[object]) -> None:
     compiled = hot()
 
     for rows in range(4, 10):

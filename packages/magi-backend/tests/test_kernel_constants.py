@@ -104,8 +104,17 @@ tuned_source = triton.autotune([triton.Config({"BLOCK": block}) for block in (32
 names = (f"kernel_constants::launch_{number}" for number in itertools.count())
 
 
-def code_of(kernel: Any, backend: str = "magi", **constants: Any) -> str:
-    """The module that Inductor writes for a launch of *kernel*."""
+def code_and_repairs(fn: Callable[..., Any], *tensors: Tensor, **how: Any) -> tuple[str, list[str]]:
+    """The code that a backend, ours by default, has Inductor write, and the repairs that it reports."""
+    torch.compiler.reset()
+    with collecting(Collector()) as collector:
+        code = generated(fn, *tensors, **{"backend": "magi", **how})
+    graphs = [graph for compilation in collector.compilations() for graph in compilation.graphs]
+    return code, [repair.name for graph in graphs for repair in graph.repairs]
+
+
+def repairs_of(kernel: Any, backend: str = "magi", **constants: Any) -> tuple[str, set[str]]:
+    """The module that Inductor writes for a launch of *kernel*, and which repairs are reported."""
 
     @magi_register_custom_op(next(names))
     def launch(x: Tensor) -> Tensor:
@@ -113,16 +122,12 @@ def code_of(kernel: Any, backend: str = "magi", **constants: Any) -> str:
         kernel[(1,)](x, out, **constants)
         return out
 
-    return generated(launch, backend=backend)
+    code, named = code_and_repairs(launch, backend=backend)
+    return code, {*named} & {SOURCES, CONSTANTS, INFINITE}
 
 
-def repairs_of(kernel: Any, **constants: Any) -> tuple[str, set[str]]:
-    """The module that the backend has Inductor write, and which repairs its report names."""
-    with collecting(Collector()) as collector:
-        code = code_of(kernel, **constants)
-    (compilation,) = collector.compilations()
-    named = {repair.name for graph in compilation.graphs for repair in graph.repairs}
-    return code, named & {SOURCES, CONSTANTS, INFINITE}
+def stock_code_of(kernel: Any, **constants: Any) -> str:
+    return repairs_of(kernel, "inductor", **constants)[0]
 
 
 class Kernel:
@@ -182,9 +187,8 @@ SOURCE_VARIANTS = [
 def test_sources_arrive_as_they_were_written(kernel: Any, function: Any, constants: dict[str, Any]) -> None:
     if SOURCES in ACTIVE:
         with suppress(SyntaxError):
-            stock = Kernel(code_of(kernel, "inductor", **constants))
+            stock = Kernel(stock_code_of(kernel, **constants))
             assert stock.functions[function.fn.__name__] != written(function), "torch has mended this: give it its end"
-        torch.compiler.reset()
 
     code, repairs = repairs_of(kernel, **constants)
 
@@ -215,9 +219,8 @@ TEXTS = ("a\nb", r"\t", "it's '''quoted'''", "ends in \\", "\\'\"\n", "é\u1234\
 def test_arguments_arrive_as_they_were_given(value: Any, repair: set[str]) -> None:
     if repair:
         with suppress(SyntaxError, NameError):
-            stock = Kernel(code_of(taking, "inductor", CONSTANT=value, BLOCK=64))
+            stock = Kernel(stock_code_of(taking, CONSTANT=value, BLOCK=64))
             assert repr(stock.given["CONSTANT"]) != repr(value), "torch has mended this: give the defect its end"
-        torch.compiler.reset()
 
     code, repairs = repairs_of(taking, CONSTANT=value, BLOCK=64)
 
@@ -235,8 +238,7 @@ def test_texts_of_an_autotuner_arrive_as_they_were_given() -> None:
 
 def test_infinite_global_constants_arrive() -> None:
     with pytest.raises(NameError, match="inf"):
-        Kernel(code_of(with_the_lowest, "inductor", BLOCK=64))
-    torch.compiler.reset()
+        Kernel(stock_code_of(with_the_lowest, BLOCK=64))
 
     code, repairs = repairs_of(with_the_lowest, BLOCK=64)
 
@@ -266,10 +268,9 @@ def definition(code: str) -> str:
 
 def test_without_a_backslash_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     code, repairs = repairs_of(plain, BLOCK=64)
-    torch.compiler.reset()
     monkeypatch.setattr(_defect, "is_active", lambda name: name not in (SOURCES, CONSTANTS, INFINITE))
 
-    assert definition(code) == definition(code_of(plain, BLOCK=64))
+    assert definition(code) == definition(repairs_of(plain, BLOCK=64)[0])
     assert repairs == set()
 
 
@@ -280,11 +281,10 @@ def test_kernels_of_inductor_are_left_alone() -> None:
 
 
 def test_outside_of_the_backend_torch_writes_what_it_wrote() -> None:
-    code_of(plain, BLOCK=64)  # puts the repairs in place
-    torch.compiler.reset()
+    repairs_of(plain, BLOCK=64)  # puts the repairs in place
 
     with repaired([], pytest.fail), pytest.raises(SyntaxError):
-        Kernel(code_of(taking, "inductor", CONSTANT="a\nb", BLOCK=64))
+        Kernel(stock_code_of(taking, CONSTANT="a\nb", BLOCK=64))
 
 
 @triton.jit
@@ -335,15 +335,6 @@ ONES: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def code_and_repairs(fn: Callable[..., Any], *tensors: Tensor, **how: Any) -> tuple[str, list[str]]:
-    """The code that a backend, ours by default, has Inductor write, and the repairs that it reports."""
-    torch.compiler.reset()
-    with collecting(Collector()) as collector:
-        code = generated(fn, *tensors, **{"backend": "magi", **how})
-    graphs = [graph for compilation in collector.compilations() for graph in compilation.graphs]
-    return code, [repair.name for graph in graphs for repair in graph.repairs]
-
-
 def types(op: Callable[..., Tensor], number: float, backend: str = "magi") -> tuple[dict[str, str], list[str]]:
     """The declared types of the user's kernel in the code that *backend* has Inductor write, and the repairs."""
     code, names = code_and_repairs(lambda x: op(x, number), backend=backend)
@@ -358,13 +349,7 @@ def compiled(kernel: Any, declared: dict[str, str]) -> str:
     return str(made.asm["ptx"])
 
 
-floats_are_wide = pytest.mark.skipif(
-    all(defect.name != "keep_float_arguments" for defect in active_defects()),
-    reason="torch has mended it",
-)
-
-
-@floats_are_wide
+@pytest.mark.skipif("keep_float_arguments" not in ACTIVE, reason="torch has mended it")
 @pytest.mark.parametrize(
     ("op", "expected"), [("plain", {"scale": "fp32"}), ("annotated", {"scale": "fp64", "shift": "fp32"})]
 )

@@ -23,6 +23,7 @@ from magi_backend._hot import ranks
 from magi_backend._hot.background import jobs
 from magi_backend._hot.ranks import Exchange, Round, exchange_of
 from magi_backend._torch_compat import distributed, state
+from magi_backend._torch_compat.compiling import assigned
 from magi_backend._torch_compat.state import compile_lock
 from magi_backend.errors import BackendError
 from magi_backend.records import describe_input
@@ -256,8 +257,8 @@ def test_a_mesh_among_the_inputs_is_described() -> None:
     assert describe_input(torch.ones(2)) == "float32[2]"
 
 
-def exchanged(fn: Callable[[Tensor], Tensor], *boundaries: str) -> Exchange | None:
-    """What the graph of *fn* exchanges."""
+def exchanged(fn: Callable[[Tensor], Tensor], *boundaries: str) -> Any:
+    """What the graph of *fn* exchanges, an `Exchange` or None."""
     found: list[Exchange | None] = []
 
     def read(gm: GraphModule, _: object) -> Callable[..., Any]:
@@ -272,23 +273,18 @@ def exchanged(fn: Callable[[Tensor], Tensor], *boundaries: str) -> Exchange | No
 def test_what_a_graph_exchanges() -> None:
     assert exchanged(gram) is None
     tied = exchanged(summed)
-    assert tied is not None
     assert (tied.why, tied.group, len(tied.alike)) == ("", dist.group.WORLD.group_name, 2)  # type: ignore[union-attr]
-    loose = exchanged(centred)
-    assert loose is not None
-    assert loose.alike == frozenset()
+    assert exchanged(centred).alike == frozenset()
 
 
 @pytest.mark.usefixtures("one_of_two")
 def test_what_cannot_be_read_is_taken_for_an_exchange() -> None:
-    unknown = exchanged(opaque)
-    assert unknown is not None
-    assert unknown.why.startswith("whether magi_ranks::opaque waits for other ranks cannot be read from it; name")
+    why = exchanged(opaque).why
+    assert why.startswith("whether magi_ranks::opaque waits for other ranks cannot be read from it; name")
     assert exchanged(opaque, "magi_ranks::opaque") is None
 
     other = dist.new_group([0])
     several = exchanged(lambda x: reduced(reduced(x), other))
-    assert several is not None
     assert several.why == "it exchanges in 2 process groups, which do not count together"
 
 
@@ -296,7 +292,6 @@ def test_what_cannot_be_read_is_taken_for_an_exchange() -> None:
 def test_a_collective_in_a_body_that_may_not_run_says_nothing_about_the_sizes() -> None:
     found = exchanged(lambda x: torch.utils.checkpoint.checkpoint(summed, x, use_reentrant=False))
 
-    assert found is not None
     assert (found.why, found.alike) == ("", frozenset())
 
 
@@ -377,13 +372,11 @@ def test_the_thread_asks_no_rank() -> None:
     failures: list[str] = []
 
     def gather() -> None:
-        token = state.is_beside_others.set(True)
         try:
-            dist.all_gather_object([None], 1)
+            with assigned(state.is_beside_others, True):
+                dist.all_gather_object([None], 1)
         except RuntimeError as error:
             failures.append(str(error))
-        finally:
-            state.is_beside_others.reset(token)
 
     jobs.add("gather", gather)
     wait()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import threading
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any, cast
+from unittest import mock
 
 import pytest
 import torch
@@ -29,11 +31,11 @@ from torch import Tensor
 class Device:
     """A clock, and functions that take time on it: a call without a graph, a warm-up, a recording, and a replay."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, most: int, *, plain: float = 1.0, replay: float = 0.25) -> None:
-        self.now, self.replay, self.plain = 0.0, replay, plain
-        self.first_replay = replay
-        self.fails_at = 0
-        self.dropping = 0.0
+    def __init__(
+        self, patch: pytest.MonkeyPatch, most: int, *, replay: float = 0.25, dropping: float = 0.0, fails_at: int = 0
+    ) -> None:
+        self.now, self.plain, self.replay, self.first_replay = 0.0, 1.0, replay, replay
+        self.dropping, self.fails_at = dropping, fails_at
         self.said: list[str] = []
         self.in_use = False
         self.changes = 0
@@ -61,6 +63,12 @@ class Device:
     def recorded(self) -> list[int]:
         """The sizes that have a graph, in the order in which they were recorded."""
         return [key[1] for key in self.table._hot()]
+
+
+def device_and_part(patch: pytest.MonkeyPatch, most: int, **how: Any) -> tuple[Device, Callable[[list[Any]], Any]]:
+    """A device, and a function of any size on it."""
+    device = Device(patch, most, **how)
+    return device, device.part()
 
 
 class Tape:
@@ -92,8 +100,7 @@ class Tape:
 
 
 def test_a_size_is_recorded_from_its_third_call_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 2)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 2)
 
     for _ in range(6):
         assert call([4, "x"]) == "result 4"
@@ -120,8 +127,7 @@ def test_what_exchanges_with_other_ranks_is_not_recorded(monkeypatch: pytest.Mon
 
 
 def test_no_more_sizes_have_a_graph_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 2)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 2)
 
     for size in (4, 5, 6, 7) * 5:
         call([size, "x"])
@@ -132,8 +138,7 @@ def test_no_more_sizes_have_a_graph_than_may(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_size_that_has_paid_takes_the_place_of_the_least_useful(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 2)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 2)
     for size in (4, 5) * 6 + (4,) * 500:
         call([size, "x"])
 
@@ -157,8 +162,7 @@ def _calls_until_recorded(device: Device, call: Callable[[list[Any]], Any], size
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_sizes_that_come_for_good_get_graphs_one_after_another(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, most)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, most)
     for size in (2, 3) * 200:
         call([size, "x"])
 
@@ -169,9 +173,8 @@ def test_sizes_that_come_for_good_get_graphs_one_after_another(most: int, monkey
 
 
 def test_the_first_replay_does_not_say_what_a_graph_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 1)
+    device, call = device_and_part(monkeypatch, 1)
     device.first_replay = 0.99
-    call = device.part()
     for _ in range(500):
         call([4, "x"])
 
@@ -179,8 +182,7 @@ def test_the_first_replay_does_not_say_what_a_graph_gains(monkeypatch: pytest.Mo
 
 
 def test_graphs_that_gain_nothing_do_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 1, replay=1.05)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 1, replay=1.05)
     for _ in range(20_000):
         call([4, "x"])
     assert device.recorded == [4]
@@ -206,9 +208,8 @@ ORDERS: dict[str, Callable[[], Iterator[int]]] = {
 def test_no_order_costs_more_than_it_may(
     order: str, dropping: float, replay: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, calls = Device(monkeypatch, most, replay=replay), 10_000
-    device.dropping = dropping
-    call = device.part()
+    calls = 10_000
+    device, call = device_and_part(monkeypatch, most, replay=replay, dropping=dropping)
 
     for _, size in zip(range(calls), ORDERS[order](), strict=False):
         call([size, "x"])
@@ -221,8 +222,7 @@ def test_no_order_costs_more_than_it_may(
 
 
 def test_outputs_that_are_in_use_delay_a_drop(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 1, replay=2.0)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 1, replay=2.0)
     device.in_use = True
     for _ in range(12):
         call([4, "x"])  # a graph that is slower is dropped
@@ -236,8 +236,7 @@ def test_outputs_that_are_in_use_delay_a_drop(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_hot_size_takes_over_the_graph_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 2)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 2)
     for size in (4, 5) * 6:
         call([size, "x"])
     del device.said[:]
@@ -266,9 +265,8 @@ def test_graphs_of_code_that_is_gone_are_dropped(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_thread_without_trees_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 2)
+    device, call = device_and_part(monkeypatch, 2)
     monkeypatch.setattr(recording, "is_usable", lambda: False)
-    call = device.part()
 
     for _ in range(5):
         call([4, "x"])
@@ -291,11 +289,8 @@ def test_what_a_thread_without_trees_calls_replays_nothing(monkeypatch: pytest.M
     assert device.said == ["plain 4"], "neither replayed, as another thread may, nor taken out of trees that it lacks"
 
 
-def test_nothing_is_recorded_while_another_thread_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 1)
-    call = device.part()
-    for _ in range(3):
-        call([4, "x"])
+@contextlib.contextmanager
+def another_thread_compiles() -> Iterator[None]:
     begun, over = threading.Event(), threading.Event()
 
     def compiles() -> None:
@@ -306,21 +301,21 @@ def test_nothing_is_recorded_while_another_thread_compiles(monkeypatch: pytest.M
     thread = threading.Thread(target=compiles)
     thread.start()
     begun.wait()
-    call([4, "x"])
+    yield
     over.set()
     thread.join()
-    call([4, "x"])
-
-    assert device.said == ["plain 4", "plain 4", "warm-up 4", "plain 4", "record 4"]
 
 
-def test_nothing_is_recorded_inside_a_capture_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 1)
-    call = device.part()
+def the_caller_captures() -> Any:
+    return mock.patch.object(captured, "is_stream_captured", return_value=True)
+
+
+@pytest.mark.parametrize("meanwhile", [another_thread_compiles, the_caller_captures])
+def test_nothing_is_recorded_meanwhile(meanwhile: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    device, call = device_and_part(monkeypatch, 1)
     for _ in range(3):
         call([4, "x"])
-    with monkeypatch.context() as patch:
-        patch.setattr(captured, "is_stream_captured", lambda: True)
+    with meanwhile():
         call([4, "x"])
     call([4, "x"])
 
@@ -330,9 +325,7 @@ def test_nothing_is_recorded_inside_a_capture_of_the_caller(monkeypatch: pytest.
 def test_a_capture_that_fails_is_a_call_without_a_graph(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    device = Device(monkeypatch, 4)
-    device.fails_at = 2
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 4, fails_at=2)
 
     for size in (4, 5, 6, 7):
         for _ in range(6):
@@ -351,9 +344,7 @@ def test_a_capture_that_fails_is_a_call_without_a_graph(
 
 
 def test_a_warm_up_that_fails_raises_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = Device(monkeypatch, 1)
-    device.fails_at = 1
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 1, fails_at=1)
     call([4, "x"])
     call([4, "x"])
 
@@ -369,8 +360,7 @@ def test_a_warm_up_that_fails_raises_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_only_recording_is_kept_until_the_next_one_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's manager, and with it the pool, live as long as one recording does."""
-    device = Device(monkeypatch, 1)
-    call = device.part()
+    device, call = device_and_part(monkeypatch, 1)
     for _ in range(100):
         call([4, "x"])
     (size,) = device.table._hot().values()

@@ -57,8 +57,11 @@ class WithoutGrad(Block):
 
 
 class Checkpointed(Block):
+    def checkpointed(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
     def forward(self, x: Tensor) -> Tensor:
-        result = checkpoint(self.inner, x, use_reentrant=False)
+        result = self.checkpointed(x)
         assert isinstance(result, Tensor)
         for _ in range(16):
             result = result.sin()
@@ -73,16 +76,12 @@ def _nothing(*_: object) -> CheckpointPolicy:
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
-class Selective(Block):
+class Selective(Checkpointed):
     policy = staticmethod(_everything)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def checkpointed(self, x: Tensor) -> Any:
         contexts = partial(create_selective_checkpoint_contexts, self.policy)
-        result = checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
-        assert isinstance(result, Tensor)
-        for _ in range(16):
-            result = result.sin()
-        return result
+        return checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
 
 
 class GivesAView(Block):
@@ -113,8 +112,7 @@ def _found(model: nn.Module, x: Tensor, names: tuple[str, ...] = ("Block",), **i
     """What is said of the blocks of *model*, and for each piece which one it shares its code with."""
     seen: list[tuple[Any, list[int]]] = []
 
-    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        del inputs
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
         found = regions(gm, CompileConfig(regions=names), inductor)
         split = split_at(gm, frozenset(), found.blocks)
         parts: Any = [] if split is None else [split.module.get_submodule(attribute) for attribute in split.titles]
@@ -293,14 +291,11 @@ def test_the_gradient_of_a_view_that_several_blocks_use(view: Callable[[Tensor],
                 x = block(x, seen)
             return x
 
-    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        del inputs
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
         split = split_at(gm, frozenset(), regions(gm, CompileConfig(regions=("GivenAView",)), {}).blocks)
         assert split is not None
-        assert [*split.titles.values()] == [
-            "piece 0",
-            *["GivenAView"] * 3,
-        ]  # the first has memory in common with its view
+        # The first block has memory in common with its view.
+        assert [*split.titles.values()] == ["piece 0", *["GivenAView"] * 3]
         return split.module
 
     torch.compiler.reset()
@@ -334,15 +329,8 @@ class Convolutional(Block):
     ],
 )  # fmt: skip
 def test_what_is_cut_out_by_default(model: nn.Module, found: list[str]) -> None:
-    said: list[Any] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        del inputs
-        said.extend(re.sub(r"\d+ calls", "N calls", each) for each in regions(gm, CompileConfig(), {}).found)
-        return gm
-
-    torch.compile(model, backend=backend, fullgraph=True)(torch.randn(3, WIDTH))
-    assert said == found
+    said = regions(_captured(model), CompileConfig(), {}).found
+    assert [re.sub(r"\d+ calls", "N calls", each) for each in said] == found
     assert not regions(torch.fx.symbolic_trace(nn.ReLU()), CompileConfig(regions=False), {}).found
 
 
@@ -492,8 +480,7 @@ def test_a_result_that_torch_saves_is_one_graph() -> None:
 def _captured(model: nn.Module) -> torch.fx.GraphModule:
     kept: list[torch.fx.GraphModule] = []
 
-    def backend(gm: torch.fx.GraphModule, inputs: Any) -> Any:
-        del inputs
+    def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
         kept.append(gm)
         return gm
 

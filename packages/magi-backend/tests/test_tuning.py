@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from magi_backend._torch_compat import state, tuning
+from magi_backend._torch_compat.compiling import assigned
 from magi_backend._torch_compat.tuning import APART, ROUNDS, InTurn
 
 
@@ -50,9 +51,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     made = Gpu()
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
-    token = state.is_beside_others.set(True)
-    yield made
-    state.is_beside_others.reset(token)
+    with assigned(state.is_beside_others, True):
+        yield made
 
 
 def kernel_of(*launchers: Any, **known: Any) -> Any:
@@ -66,8 +66,7 @@ def kernel_of(*launchers: Any, **known: Any) -> Any:
     kernel.device_props = types.SimpleNamespace(type="cuda")
     kernel.inductor_meta, kernel.custom_kernel, kernel.precompile_time_taken_ns = {}, False, 0
     kernel.benchmark_failure_reasons = {}
-    for name, value in known.items():
-        setattr(kernel, name, value)
+    vars(kernel).update(known)
     tuning.precompile(lambda _: None, kernel)
     return kernel
 
@@ -165,6 +164,5 @@ def test_code_of_a_call_and_of_a_recorded_graph_is_tuned_as_torch_does(gpu: Gpu)
     launchers = [gpu.launcher("a", 1.0), gpu.launcher("b", 2.0)]
     with torch._inductor.config.patch({"triton.cudagraphs": True}):
         assert kernel_of(*launchers).launchers == launchers
-    token = state.is_beside_others.set(False)
-    assert kernel_of(*launchers).launchers == launchers
-    state.is_beside_others.reset(token)
+    with assigned(state.is_beside_others, False):
+        assert kernel_of(*launchers).launchers == launchers

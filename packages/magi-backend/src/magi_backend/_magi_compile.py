@@ -163,9 +163,7 @@ def _compiled(fn: Callable[..., Any], backend: Callable[..., Any], dims: Dynamic
         except ConstraintViolationError as error:
             raise dims.one_size(error) from error
 
-    def remake(other: Callable[..., Any], by: Callable[..., Any]) -> Callable[..., Any]:
-        return _compiled(other, by, dims)
-
+    remake = functools.partial(_compiled, dims=dims)
     return _torch_compat.values.marked_as_compiled(call, fn, compiled, remake)
 
 

@@ -386,14 +386,9 @@ class Collector:
 _collector: ContextVar[Collector | None] = ContextVar("magi_collector", default=None)
 
 
-@contextlib.contextmanager
-def collecting(collector: Collector) -> Iterator[Collector]:
+def collecting(collector: Collector) -> contextlib.AbstractContextManager[Collector]:
     """A context in which every compilation that starts on this thread is added to *collector*."""
-    token = _collector.set(collector)
-    try:
-        yield collector
-    finally:
-        _collector.reset(token)
+    return _torch_compat.compiling.assigned(_collector, collector)
 
 
 class _Frame(threading.local):

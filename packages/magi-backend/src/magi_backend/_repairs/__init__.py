@@ -8,8 +8,7 @@ this backend only.
     graphs.py      what Dynamo refuses and captures, and what Inductor's patterns match
     aliases.py     which values of a graph share memory after a pass, which removes copies or writes into arguments
     sizes.py       expressions of symbolic sizes and strides
-    scheduling.py  the order in which kernels run, and their fusion
+    scheduling.py  the order in which kernels run, their fusion, and which memory is used again
     kernels.py     the user's Triton kernels: their sources, constants and arguments
     launches.py    what a launch of a kernel asks each time, and how kernels are measured
-    regions.py     the memory of regions that are compiled once and called many times
 """

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from magi_backend._torch_compat.compiling import owner_of, replace, torch_release
+from magi_backend._torch_compat.compiling import assigned, owner_of, replace, torch_release
 
 
 @dataclass(frozen=True)
@@ -110,14 +110,11 @@ def repaired(defects: Sequence[Defect], report: Callable[[str], None]) -> Iterat
             report(defect.name)
     reported = frozenset(defect.name for defect in defects if defect.is_torch_concerned())
     scope = _Scope(frozenset(defect.name for defect in defects), reported, report)
-    token = _scope.set(scope)
-    try:
+    with assigned(_scope, scope):
         yield
         for name, mattered in scope.questions:
             if name in reported and mattered():
                 report(name)
-    finally:
-        _scope.reset(token)
 
 
 def repair_capture() -> None:

@@ -16,6 +16,8 @@ from typing import Any
 import sympy
 from torch.utils._sympy.functions import Identity
 
+from magi_backend._torch_compat.compiling import assigned
+
 from ._defect import Defect, report
 
 
@@ -116,11 +118,8 @@ _writing: ContextVar[bool] = ContextVar("magi_writing_a_kernel", default=False)
 
 
 def _define_source(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    token = _writing.set(True)
-    try:
+    with assigned(_writing, True):
         return original(*args, **kwargs)
-    finally:
-        _writing.reset(token)
 
 
 def _escaped_source(original: Callable[..., str], *args: Any, **kwargs: Any) -> str:
@@ -156,11 +155,8 @@ _annotated: ContextVar[frozenset[str]] = ContextVar("magi_annotated_parameters",
 
 def _define_annotated(original: Callable[..., Any], wrapper: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
     annotated = frozenset(parameter.name for parameter in _parameters_of(kernel) if parameter.annotation_type)
-    token = _annotated.set(annotated)
-    try:
+    with assigned(_annotated, annotated):
         return original(wrapper, kernel, *args, **kwargs)
-    finally:
-        _annotated.reset(token)
 
 
 def _declare_floats(original: Callable[..., dict[str, str]], *args: Any, **kwargs: Any) -> dict[str, str]:

@@ -15,7 +15,7 @@ import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._guards import TracingContext
@@ -24,6 +24,9 @@ from torch.fx import GraphModule
 from torch.utils._pytree import tree_map_only
 
 from .values import float_memo
+
+
+T = TypeVar("T")
 
 
 def torch_release() -> tuple[int, ...]:
@@ -82,6 +85,16 @@ def replace(owner: Any, attribute: str, is_active: Callable[[], bool] | None, re
     known._magi_repairs = (*made, repair)
     setattr(owner, attribute, staticmethod(function) if isinstance(found, staticmethod) else function)
     return True
+
+
+@contextlib.contextmanager
+def assigned(variable: ContextVar[Any], value: T) -> Iterator[T]:
+    """A context in which *variable* has *value*, which it gives."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 def let_threads_register(backend: Callable[..., Any]) -> None:
@@ -289,8 +302,7 @@ def graph_kind(kwargs: dict[str, Any]) -> str:
 _seen_by: ContextVar[Callable[[Any, dict[str, Any]], None] | None] = ContextVar("magi_loaded", default=None)
 
 
-@contextlib.contextmanager
-def seeing_loaded(see: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
+def seeing_loaded(see: Callable[[Any, dict[str, Any]], None]) -> contextlib.AbstractContextManager[Any]:
     """A context in which *see* is called with each compiled graph that becomes callable.
 
     It gets the graph, which has its ``source_code``, a ``current_callable`` and the ``fx_kwargs`` that it was compiled
@@ -298,11 +310,7 @@ def seeing_loaded(see: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
     ``CompiledFxGraph.post_compile`` runs for every graph: after Inductor, and after either cache (2.10 to 2.15).
     """
     replace(*owner_of("torch._inductor.output_code:CompiledFxGraph.post_compile"), None, _and_tell)
-    token = _seen_by.set(see)
-    try:
-        yield
-    finally:
-        _seen_by.reset(token)
+    return assigned(_seen_by, see)
 
 
 def _and_tell(post_compile: Callable[..., None], graph: Any, *args: Any, **kwargs: Any) -> None:

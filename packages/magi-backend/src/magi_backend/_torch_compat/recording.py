@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._ordered_set import OrderedSet
 
-from .compiling import configs, owner_of, replace
+from .compiling import assigned, configs, owner_of, replace
 
 
 Model = Callable[[list[Any]], Any]
@@ -191,17 +191,12 @@ def know_thread() -> Any:
 _wrap: ContextVar[Callable[[Recordable], Model] | None] = ContextVar("magi_recordable", default=None)
 
 
-@contextlib.contextmanager
-def wrapping_recordable(wrap: Callable[[Recordable], Model]) -> Iterator[None]:
+def wrapping_recordable(wrap: Callable[[Recordable], Model]) -> contextlib.AbstractContextManager[Any]:
     """A context in which compiled graphs become *wrap* of what Inductor would record, in place of that."""
     replace(*owner_of("torch._inductor.compile_fx:cudagraphify"), None, _wrapped)
     replace(torch.cuda, "empty_cache", None, _emptied)
     replace(*owner_of("torch._inductor.output_code:maybe_handle_backward_generation"), None, _unrecorded)
-    token = _wrap.set(wrap)
-    try:
-        yield
-    finally:
-        _wrap.reset(token)
+    return assigned(_wrap, wrap)
 
 
 def _wrapped(
