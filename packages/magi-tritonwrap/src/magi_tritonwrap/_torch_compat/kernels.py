@@ -57,11 +57,6 @@ _DTYPES = {
 """What torch calls the dtypes for which Triton has another name."""
 
 
-def launch_classes() -> tuple[type[Any], ...]:
-    """Classes whose `run` a launch ends in (Triton 3.2 on: `kernel[grid](...)` calls `self.run`)."""
-    return (JITFunction, Autotuner, *interpreted_classes())
-
-
 def kernel_classes() -> tuple[type[Any], ...]:
     """Everything that `triton.jit`, `triton.autotune` and `triton.heuristics` return."""
     return (JITFunction, Autotuner, Heuristics, *interpreted_classes())
