@@ -19,7 +19,7 @@ import torch
 from _case import Plan
 from _ratios import ratios
 from _results import commit, device_name, version_of
-from _rows import append, joined, read
+from _rows import append, joined, publish, read
 from _workers import Job, Limits, Worker, measured
 
 
@@ -55,11 +55,14 @@ def limits_of(options: argparse.Namespace) -> Limits:
     return Limits(*each, options.seconds)
 
 
+def lock_file() -> str:
+    """The file that processes lock which this one starts and which compile at the same time."""
+    return str(Path(tempfile.gettempdir()) / f"magi-benchmarks-{os.getpid()}.lock")
+
+
 def plan_of(options: argparse.Namespace, **rest: Any) -> Plan:
     """What is measured of each case; processes that compile at the same time share a lock."""
-    together = options.compiling > 1
-    lock = Path(tempfile.gettempdir()) / f"magi-benchmarks-{os.getpid()}.lock"
-    return Plan(lock_file=str(lock) if together else "", **rest)
+    return Plan(lock_file=lock_file() if options.compiling > 1 else "", **rest)
 
 
 def median(row: Row) -> float | None:
@@ -93,10 +96,13 @@ def run(
     place: Callable[[Row], Any],
     table: Callable[[Sequence[Row]], list[str]],
 ) -> None:
-    """Measure the jobs of benchmark *name* that no earlier rows have.
+    """Measure the jobs of benchmark *name* that no earlier rows have, or with ``--merge`` publish rows that there are.
 
     Rows are written as they come; in the end all are printed in order of their *place*, with their ratios.
     """
+    if options.merge:
+        publish(name, options.merge, place, table)
+        return
     earlier = joined(read(options.rows))
     have = {(row["case"], row["arm"]) for row in earlier if row["seconds"] and row["torch"] == torch.__version__}
     todo = [[job for job in group if (job.case, job.arm) not in have] for group in groups]

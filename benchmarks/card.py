@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from _card_case import NAMES, measure
-from _rows import markdown, publish
+from _rows import markdown
 from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
@@ -57,9 +57,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=split, default=list(NAMES), help="classes, comma-separated")
     parser.set_defaults(compile_seconds=200.0, living=1000)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     refuse_unknown(parser, "class", options.only, NAMES)
     beside = max(0, options.compiling - 1)
     groups = [

@@ -18,7 +18,7 @@ from typing import Any
 
 from _fragment_case import measure
 from _fragments import FRAGMENTS
-from _rows import markdown, publish
+from _rows import markdown
 from _runs import cells_of, parser_of, place_of_arm, plan_of, refuse_unknown, run, split
 from _workers import Job
 
@@ -59,9 +59,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(NAME, __doc__, ARMS)
     parser.add_argument("--only", type=split, default=list(FRAGMENTS), help="comma-separated names of fragments")
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     plan = plan_of(
         options,
         compilation_has_a_row=False,

@@ -24,7 +24,6 @@ from _case import Plan
 from _decode_case import measure
 from _decode_table import table
 from _decoders import MODELS, SIZES
-from _rows import publish
 from _runs import parser_of, place_of_arm, plan_of, run, split
 from _workers import Job
 
@@ -48,9 +47,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=split, default=["540p"], help="comma-separated: 480p, 540p, 720p, 1080p")
     parser.add_argument("--together", action="store_true", help="compile all cases at once, then measure each alone")
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, _place, table)
-        return
     if not options.together:
         options.compiling = options.living = 1
     sizes = [(model, size) for model in options.model for size in options.size]

@@ -16,16 +16,13 @@ them: 3 symbols, 8 sizes with code, counting and dropping on; 16 and 300 inputs.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from _hot_case import ARMS, MODELS, measure
 from _hot_dispatch import CASES, measure_dispatch
-from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
+from _rows import markdown
+from _runs import cells_of, lock_file, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -66,15 +63,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=split, default=[*MODELS, DISPATCH], help=f"of {', '.join(MODELS)}, {DISPATCH}")
     parser.set_defaults(compile_seconds=480.0, step_seconds=120.0)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     refuse_unknown(parser, "model", options.only, [*MODELS, DISPATCH])
-    lock = str(Path(tempfile.gettempdir()) / f"{NAME}-{os.getpid()}.lock")
     groups = [
         [Job(DISPATCH, DISPATCH, measure_dispatch, (options.tiny,))]
         if name == DISPATCH
-        else [Job(name, arm, measure, (name, arm, options.tiny, lock)) for arm in options.arms]
+        else [Job(name, arm, measure, (name, arm, options.tiny, lock_file())) for arm in options.arms]
         for name in options.only
     ]
     run(NAME, groups, options, PRELOAD, place, table)

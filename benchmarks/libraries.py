@@ -24,14 +24,12 @@ turn, once each a round, while nothing compiles. An arm that cannot run has a ro
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from _library_case import ARMS, BLOCK, measure
-from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
+from _rows import markdown
+from _runs import cells_of, lock_file, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -85,9 +83,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=split, default=list(PROGRAMS), help=f"of {', '.join(PROGRAMS)}")
     parser.set_defaults(compile_seconds=150.0, step_seconds=30.0, living=64)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     for what, given, known in (("op", options.only, PROGRAMS), ("arm", options.arms, tuple(ARMS))):
         refuse_unknown(parser, what, given, known)
     if options.tiny:
@@ -95,9 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
         # vLLM takes Triton where no GPU is found only if it is told so.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    lock = str(Path(tempfile.gettempdir()) / f"{NAME}-{os.getpid()}.lock")
     groups = [
-        [Job(name, arm, measure, (name, arm, lock, options.tiny, options.kernels)) for arm in options.arms]
+        [Job(name, arm, measure, (name, arm, lock_file(), options.tiny, options.kernels)) for arm in options.arms]
         for name in options.only
     ]
     run(NAME, groups, options, PRELOAD, place, table)
