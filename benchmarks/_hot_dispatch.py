@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from _results import measure_paired, version_of
+from _results import measure_paired, processor_name, version_of
 
 
 CASES = {"16 inputs": 16, "300 inputs": 300}
@@ -49,7 +49,7 @@ def measure_dispatch(tiny: bool, *, commands: Iterator[str]) -> list[Row]:
     """The rows of both arms in each case, timed in pairs in this process."""
     torch.set_num_threads(1)
     next(commands)
-    base = {"torch": torch.__version__, "triton": version_of("triton"), "device": _processor()}
+    base = {"torch": torch.__version__, "triton": version_of("triton"), "device": processor_name()}
     calls, repeats = (50, 3) if tiny else (CALLS, REPEATS)
     rows = []
     for case, count in CASES.items():
@@ -58,10 +58,3 @@ def measure_dispatch(tiny: bool, *, commands: Iterator[str]) -> list[Row]:
     for _ in commands:  # the parent's repeats: all were measured in pairs here
         pass
     return rows
-
-
-def _processor() -> str:
-    from pathlib import Path
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -20,7 +20,6 @@ import copy
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,7 @@ from unittest import mock
 
 import torch
 from _real_models import MODELS, compiled_part, decode
-from _results import Row, rows_of, rows_written, write
+from _results import Row, empty_caches, rows_of, rows_written, say, write
 from torch import Tensor, nn
 
 
@@ -190,9 +189,7 @@ def measure(model: nn.Module, shapes: Mapping[Any, tuple[int, int]], calls: int,
             for key in (*inputs, *inputs, *inputs, *order, *order):  # static code is recorded in its second call
                 run_of(key)(inputs[key])
         _wait()
-        sys.stderr.write(
-            f"{time.strftime('%H:%M:%S')} {case}, {name}: settled in {time.perf_counter() - start:.1f} s\n"
-        )
+        say(f"{case}, {name}: settled in {time.perf_counter() - start:.1f} s")
         with recorder.counting() if name == "graphs" else nullcontext():
             for key, given in inputs.items():
                 check(run_of(key), model, given, key)
@@ -207,7 +204,7 @@ def measure(model: nn.Module, shapes: Mapping[Any, tuple[int, int]], calls: int,
                 _wait()
                 seconds[name].append((time.perf_counter() - start) / calls)
     shown = ", ".join(f"{name} {1e3 * statistics.median(took):.3f} ms" for name, took in seconds.items())
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}: {shown}; {recorder.count} recordings\n")
+    say(f"{case}: {shown}; {recorder.count} recordings")
     if recorder.seconds:
         # Those of timed passes are not timed by themselves.
         seconds["recordings"] = recorder.seconds + [0.0] * (recorder.count - len(recorder.seconds))
@@ -283,11 +280,7 @@ def main() -> None:
         "prefill": {length: (1, length) for length in lengths},
     }
     chosen, rows = options.cases.split(","), list[Row]()
-    with (
-        torch.no_grad(),
-        tempfile.TemporaryDirectory() as caches,
-        mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=caches),
-    ):
+    with torch.no_grad(), empty_caches():
         with torch.device("cpu" if options.tiny else "cuda"):
             model = llama(tiny=options.tiny)
         for case in chosen:
