@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import os
-import statistics
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -63,18 +62,6 @@ def lock_file() -> str:
 def plan_of(options: argparse.Namespace, **rest: Any) -> Plan:
     """What is measured of each case; processes that compile at the same time share a lock."""
     return Plan(lock_file=lock_file() if options.compiling > 1 else "", **rest)
-
-
-def median(row: Row) -> float | None:
-    """The median of the repeats of *row*; None where it failed."""
-    return statistics.median(row["seconds"]) if row["seconds"] else None
-
-
-def cells_of(row: Row, measured: Callable[[float], Sequence[str]]) -> list[str]:
-    """Case, arm and release of *row*, and what *measured* makes of its median; the reason where it failed."""
-    seconds = median(row)
-    rest = [row["reason"].replace("|", "/")] if seconds is None else measured(seconds)
-    return [row["case"], row["arm"], row["torch"], *rest]
 
 
 def place_of_arm(arm: str, arms: Sequence[str]) -> tuple[int, str]:

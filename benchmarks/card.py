@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from _card_case import NAMES, measure
-from _rows import markdown
-from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
+from _rows import table_of
+from _runs import parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -31,18 +31,13 @@ PRELOAD = ("_loaded", "_card_case", "transformers", "diffusers")
 Row = dict[str, Any]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
+def _measured(row: Row, seconds: float) -> list[str]:
+    cells = [f"{1e3 * seconds:.3f}", row["dtype"], f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
+    errors = [row[f"{which}difference"]["relative"] for which in ("", "eager_", "second_", "second_eager_")]
+    return [*cells, str(len(row["fell_back"])), *(f"{error:.2e}" for error in errors)]
 
 
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        cells = [f"{1e3 * seconds:.3f}", row["dtype"], f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
-        errors = [row[f"{which}difference"]["relative"] for which in ("", "eager_", "second_", "second_eager_")]
-        return [*cells, str(len(row["fell_back"])), *(f"{error:.2e}" for error in errors)]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:

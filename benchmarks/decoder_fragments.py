@@ -18,8 +18,8 @@ from typing import Any
 
 from _fragment_case import measure
 from _fragments import FRAGMENTS
-from _rows import markdown
-from _runs import cells_of, parser_of, place_of_arm, plan_of, refuse_unknown, run, split
+from _rows import table_of
+from _runs import parser_of, place_of_arm, plan_of, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -35,18 +35,13 @@ PRELOAD = ("_loaded", "_fragment_case", "_fragment_classes")
 Row = dict[str, Any]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
+def _measured(row: Row, seconds: float) -> list[str]:
+    ours, eager = row["difference"], row["eager_difference"]
+    cells = [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
+    return [*cells, *(f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager))]
 
 
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        ours, eager = row["difference"], row["eager_difference"]
-        cells = [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
-        return [*cells, *(f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager))]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:

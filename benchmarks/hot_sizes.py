@@ -21,8 +21,8 @@ from typing import Any
 
 from _hot_case import ARMS, MODELS, measure
 from _hot_dispatch import CASES, measure_dispatch
-from _rows import markdown
-from _runs import cells_of, lock_file, parser_of, place_of_arm, refuse_unknown, run, split
+from _rows import table_of
+from _runs import lock_file, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -34,19 +34,14 @@ PRELOAD = ("torch._inductor.compile_fx", "triton.compiler", "magi_backend._compo
 Row = dict[str, Any]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
+def _measured(row: Row, seconds: float) -> list[str]:
+    cells = [f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms"]
+    cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
+    differences = [row.get(which) for which in ("difference", "eager_difference")]
+    return [*cells, *(f"{of['relative']:.1e}" if of else "" for of in differences)]
 
 
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        cells = [f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms"]
-        cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
-        differences = [row.get(which) for which in ("difference", "eager_difference")]
-        return [*cells, *(f"{of['relative']:.1e}" if of else "" for of in differences)]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:

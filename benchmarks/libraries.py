@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from _library_case import ARMS, BLOCK, measure
-from _rows import markdown
-from _runs import cells_of, lock_file, parser_of, place_of_arm, refuse_unknown, run, split
+from _rows import table_of
+from _runs import lock_file, parser_of, place_of_arm, refuse_unknown, run, split
 from _workers import Job
 
 
@@ -56,18 +56,13 @@ PRELOAD = ("_loaded", "_library_case")
 Row = dict[str, Any]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
+def _measured(row: Row, seconds: float) -> list[str]:
+    cells = [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
+    cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
+    return [*cells, "yes" if row["stays_opaque"] else ""]
 
 
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        cells = [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
-        cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
-        return [*cells, "yes" if row["stays_opaque"] else ""]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:
