@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from _arms import arm_named
@@ -24,6 +23,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from _real_classes import CLASSES
+from _workers import Row
 
 
 WHOLE = ("resnet50", "efficientnet_b3", "regnety_032", "mobilenetv3_large_100")
@@ -44,7 +44,6 @@ FELL_BACK = "was compiled once more without"
 """In the warning of magi-backend."""
 
 REPEATS, QUEUED_SECONDS = 3, 0.05
-Row = dict[str, Any]
 
 
 def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[str]) -> list[Row]:

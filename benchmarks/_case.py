@@ -8,7 +8,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from _arms import Arm
@@ -16,11 +15,11 @@ from _ceilings import measure_ceilings, work
 from _clock import Clock, Turns, calls_in_a_queue, stay_on_one_core
 from _kernels import by_kind, by_name, kernels_of
 from _results import device_name, version_of
+from _workers import Row as Row
 from torch._dynamo.utils import counters
 
 
 WARM_UPS, ALONE = 2, 9
-Row = dict[str, Any]
 
 
 class Case(ABC):

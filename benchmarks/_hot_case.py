@@ -22,6 +22,7 @@ from _real_case import RECOMPILE_LIMIT
 from _real_models import MODELS as REAL_MODELS
 from _real_models import compiled_part, decode
 from _results import device_name, version_of
+from _workers import Row
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -30,7 +31,6 @@ ARMS = ("stock_dynamic", "stock_static", "magi_hot")
 HOT = "magi_dynamic:magi.hot_sizes=8+magi.hot_after=2"
 MOST_CALLS_UNTIL_SETTLED = 6
 QUEUED_SECONDS = 0.1
-Row = dict[str, Any]
 Run = Callable[[Tensor], Tensor]
 
 

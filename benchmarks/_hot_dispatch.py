@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from _results import measure_paired, processor_name, version_of
+from _workers import Row
 
 
 CASES = {"16 inputs": 16, "300 inputs": 300}
 HOT = 8
 REPEATS, CALLS = 41, 5000
-Row = dict[str, Any]
 
 
 def specialisation(inputs: list[Any]) -> list[Any]:

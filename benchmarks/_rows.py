@@ -12,9 +12,9 @@ from typing import Any
 
 from _ratios import ratios
 from _results import RESULTS
+from _workers import Row
 
 
-Row = dict[str, Any]
 Key = tuple[str, str, str]
 
 

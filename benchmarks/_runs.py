@@ -19,10 +19,9 @@ from _case import Plan
 from _ratios import ratios
 from _results import commit, device_name, version_of
 from _rows import append, joined, publish, read
-from _workers import Job, Limits, Worker, measured
+from _workers import Job, Limits, Row, Worker, measured
 
 
-Row = dict[str, Any]
 split = functools.partial(str.split, sep=",")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from _card_case import NAMES, measure
 from _rows import table_of
 from _runs import parser_of, place_of_arm, refuse_unknown, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "card"
@@ -28,7 +28,6 @@ COLUMNS = (
     *("error", "of eager", "at the second size", "of eager"),
 )
 PRELOAD = ("_loaded", "_card_case", "transformers", "diffusers")
-Row = dict[str, Any]
 
 
 def _measured(row: Row, seconds: float) -> list[str]:

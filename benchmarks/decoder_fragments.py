@@ -20,7 +20,7 @@ from _fragment_case import measure
 from _fragments import FRAGMENTS
 from _rows import table_of
 from _runs import parser_of, place_of_arm, plan_of, refuse_unknown, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "decoder_fragments"
@@ -31,8 +31,6 @@ COLUMNS = (
     *("difference", "of eager", "largest", "of eager"),
 )
 PRELOAD = ("_loaded", "_fragment_case", "_fragment_classes")
-
-Row = dict[str, Any]
 
 
 def _measured(row: Row, seconds: float) -> list[str]:

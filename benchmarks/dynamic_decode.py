@@ -25,13 +25,12 @@ from _decode_case import measure
 from _decode_table import table
 from _decoders import MODELS, SIZES
 from _runs import parser_of, place_of_arm, plan_of, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "dynamic_decode"
 ARMS = ("eager", "stock_static", "stock_dynamic", "stock_no_coalesce", "magi", "magi_tuned")
 PRELOAD = ("_loaded", "_decode_case")
-Row = dict[str, Any]
 
 
 def _place(row: Row) -> tuple[Any, ...]:

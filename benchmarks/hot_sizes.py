@@ -23,15 +23,13 @@ from _hot_case import ARMS, MODELS, measure
 from _hot_dispatch import CASES, measure_dispatch
 from _rows import table_of
 from _runs import lock_file, parser_of, place_of_arm, refuse_unknown, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "hot_sizes"
 DISPATCH = "dispatch"
 COLUMNS = ("case", "arm", "torch", "median", "compile s", "sizes with code", "difference", "of eager")
 PRELOAD = ("torch._inductor.compile_fx", "triton.compiler", "magi_backend._compose", "_hot_case")
-
-Row = dict[str, Any]
 
 
 def _measured(row: Row, seconds: float) -> list[str]:

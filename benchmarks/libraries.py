@@ -30,7 +30,7 @@ from typing import Any
 from _library_case import ARMS, BLOCK, measure
 from _rows import table_of
 from _runs import lock_file, parser_of, place_of_arm, refuse_unknown, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "libraries"
@@ -52,8 +52,6 @@ BY_DEFAULT = ("eager", "dynamo", "opaque", "seen_through")
 COLUMNS = ("case", "arm", "torch", "median", "alone", "compile s", "graphs", "difference", "stays opaque")
 # Libraries ask for the GPU when they are imported, which no process may do that others are forked from.
 PRELOAD = ("_loaded", "_library_case")
-
-Row = dict[str, Any]
 
 
 def _measured(row: Row, seconds: float) -> list[str]:

@@ -25,7 +25,7 @@ from _decode_table import table
 from _real_case import Conditions, measure
 from _real_models import MODELS
 from _runs import parser_of, place_of_arm, plan_of, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "real_decoders"
@@ -37,8 +37,6 @@ ARMS = (
 NOT_BY_DEFAULT = ("stock_static_max_autotune", "magi_tuned")
 COLD = ("stock_dynamic", "magi_dynamic")
 PRELOAD = ("_loaded", "_real_case")
-
-Row = dict[str, Any]
 
 
 def place(row: Row) -> tuple[Any, ...]:

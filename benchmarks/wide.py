@@ -19,13 +19,12 @@ from typing import Any
 from _decode_table import table
 from _runs import parser_of, place_of_arm, plan_of, refuse_unknown, run, split
 from _wide_case import CALLS_UNTIL_HOT, WIDE, measure
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "wide"
 ARMS = ("eager", "stock_dynamic", "stock_static", "magi_dynamic", "magi_hot")
 PRELOAD = ("_loaded", "_wide_case", "transformers", "diffusers")
-Row = dict[str, Any]
 
 
 def place(row: Row) -> tuple[Any, ...]:
