@@ -16,7 +16,6 @@ from _arms import arm_named
 from _case import graphs_compiled, pass_lines
 from _clock import Clock, calls_in_a_queue, true_float32
 from _difference import difference
-from _results import device_name, version_of
 from torch import Tensor
 
 
@@ -58,9 +57,6 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
     row: Row = {
         "arm": arm,
         "case": name,
-        "torch": torch.__version__,
-        "triton": version_of("triton"),
-        "device": device_name(),
         "dtype": str(kind.dtype).removeprefix("torch."),
         "compiled_beside": beside,
     }

@@ -14,7 +14,6 @@ from _arms import Arm
 from _ceilings import measure_ceilings, work
 from _clock import Clock, Turns, calls_in_a_queue, stay_on_one_core
 from _kernels import by_kind, by_name, kernels_of
-from _results import device_name, version_of
 from _workers import Row as Row
 from torch._dynamo.utils import counters
 
@@ -78,7 +77,6 @@ class Plan:
 def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
     """The rows of *case*: one of its calls, one of its compilation. *commands* say when nothing else runs."""
     arm, clock = case.arm, case.clock
-    base: Row = {"arm": arm.name, "torch": torch.__version__, "triton": version_of("triton"), "device": device_name()}
     turns = Turns(plan.lock_file if clock.device == "cuda" else "")
     with torch.no_grad():
         if arm.is_compiled:
@@ -91,7 +89,9 @@ def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
         rows = []
         if arm.is_compiled and plan.compilation_has_a_row:
             name = f"{case.name}_compile_together" if plan.beside else f"{case.name}_compile"
-            rows = [{**base, "case": name, "seconds": [sum(cold)], "compiled_beside": plan.beside, **compilation}]
+            rows = [
+                {"arm": arm.name, "case": name, "seconds": [sum(cold)], "compiled_beside": plan.beside, **compilation}
+            ]
         if plan.compilation_alone:
             return rows
         case.forget()
@@ -99,7 +99,7 @@ def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
         # Nothing else may compile or run while this process measures: the parent says when.
         next(commands)
         stay_on_one_core()
-        row: Row = {**base, "case": case.name, **compilation, **case.compared(second=False)}
+        row: Row = {"arm": arm.name, "case": case.name, **compilation, **case.compared(second=False)}
         clock.make_room()
         alone = [clock.seconds(case.call) for _ in range(WARM_UPS + plan.alone)][WARM_UPS:]
         calls = calls_in_a_queue(statistics.median(alone), plan.queued_seconds)

@@ -21,7 +21,6 @@ from _difference import difference, judged
 from _real_case import RECOMPILE_LIMIT
 from _real_models import MODELS as REAL_MODELS
 from _real_models import compiled_part, decode
-from _results import device_name, version_of
 from _workers import Row
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -210,9 +209,8 @@ def measure(name: str, arm_name: str, tiny: bool, lock_file: str, *, commands: I
         clock.make_room()
         next(commands)
         stay_on_one_core()
-        base: Row = {"arm": arm_name, "torch": torch.__version__, "triton": version_of("triton")}
-        base |= {"device": device_name(), "compile_seconds": compile_seconds}
-        base |= {"codes": len(codes.made), "without_code": codes.failed[:5]}
+        base: Row = {"arm": arm_name, "compile_seconds": compile_seconds, "codes": len(codes.made)}
+        base["without_code"] = codes.failed[:5]
         rows = [base | {"case": each} | case.compared(each) for each in case.shapes]
         clock.make_room()
         calls = [functools.partial(case.run, case.input(each)) for each in case.shapes]

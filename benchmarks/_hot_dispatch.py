@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from _results import measure_paired, processor_name, version_of
+from _results import measure_paired, processor_name
 from _workers import Row
 
 
@@ -49,12 +49,11 @@ def measure_dispatch(tiny: bool, *, commands: Iterator[str]) -> list[Row]:
     """The rows of both arms in each case, timed in pairs in this process."""
     torch.set_num_threads(1)
     next(commands)
-    base = {"torch": torch.__version__, "triton": version_of("triton"), "device": processor_name()}
     calls, repeats = (50, 3) if tiny else (CALLS, REPEATS)
     rows = []
     for case, count in CASES.items():
         for arm, seconds in measure_paired(arms(count), number=calls, repeats=repeats).items():
-            rows.append(base | {"arm": arm, "case": case, "seconds": list(seconds)})
+            rows.append({"arm": arm, "case": case, "seconds": list(seconds), "device": processor_name()})
     for _ in commands:  # the parent's repeats: all were measured in pairs here
         pass
     return rows
