@@ -16,7 +16,6 @@ arm ``recordings`` has the seconds of each call that recorded a graph. Case ``al
 from __future__ import annotations
 
 import argparse
-import copy
 import random
 import statistics
 import sys
@@ -29,7 +28,7 @@ from typing import Any, Self
 from unittest import mock
 
 import torch
-from _real_models import MODELS, compiled_part, decode
+from _real_models import MODELS, compiled_part, decode, sharing_weights
 from _results import Row, empty_caches, rows_of, rows_written, say, write
 from torch import Tensor, nn
 
@@ -116,15 +115,11 @@ def _reserved() -> int:
     return torch.cuda.memory_reserved() if torch.cuda.is_available() else 1
 
 
-def _sharing_weights(model: nn.Module) -> Any:
-    return copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
-
-
 def arms_of(model: nn.Module, case: str, keys: Sequence[Any]) -> dict[str, Callable[[Any], Run]]:
     """What runs a size in each arm; all share the weights, and nothing that Dynamo keeps."""
 
     def compiled(*, dynamic: bool = True, **options: Any) -> Run:
-        own = _Alone(_sharing_weights(model))
+        own = _Alone(sharing_weights(model))
         named = {name.replace("_", ".", 1): value for name, value in options.items()}
         return torch.compile(own, backend="magi", dynamic=dynamic, options=named or None)
 
@@ -226,7 +221,7 @@ def measure_beside(name: str, *, tiny: bool) -> list[Row]:
         model = kind.build(tiny=tiny).to(dtype)
 
     def compiled(**options: Any) -> Callable[[Tensor], tuple[float, Tensor]]:
-        own = _sharing_weights(model)
+        own = sharing_weights(model)
         part = compiled_part(own)
         part.forward = torch.compile(part.forward, backend="magi", dynamic=True, options=options)
 
