@@ -40,7 +40,7 @@ ROUNDED = {"VQModel", "EncodecModel", "DacModel", "MimiModel"}
 
 NAMES = tuple(name for name in CLASSES if name not in KNOWN | ROUNDED)
 FELL_BACK = "was compiled once more without"
-"""In the warning of magi-backend."""
+"""In the warning of magi-backend for a graph that Inductor compiled without it."""
 
 REPEATS, QUEUED_SECONDS = 3, 0.05
 
@@ -72,7 +72,8 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
         alone = min(clock.seconds(lambda: compiled(**given)) for _ in range(2))
         calls = calls_in_a_queue(alone, QUEUED_SECONDS)
         row["seconds"] = [clock.seconds(lambda: compiled(**given), calls) for _ in range(REPEATS)]
-    row |= {"fell_back": _fallbacks(caught), "passes": pass_lines() if how.is_ours else []}
+    row["fell_back"] = [str(each.message)[:400] for each in caught if FELL_BACK in str(each.message)]
+    row["passes"] = pass_lines() if how.is_ours else []
     with torch.no_grad():
         eager = [model(**kind.inputs(size, clock.device)) for size in sizes]
         model.float()
@@ -87,8 +88,3 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
 def in_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """Inputs with their floats in float32."""
     return {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
-
-
-def _fallbacks(caught: list[warnings.WarningMessage]) -> list[str]:
-    """What the backend said of each graph that Inductor compiled without it."""
-    return [str(each.message)[:400] for each in caught if FELL_BACK in str(each.message)]

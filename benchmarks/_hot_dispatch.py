@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -35,14 +35,10 @@ def arms(count: int) -> dict[str, Callable[[], object]]:
 
     places = (1, count // 2, count - 2)
     dispatch = size_dispatcher(count, places, {(16 + size, 32, 48 + size): specialisation for size in range(HOT)})
-    given: Sequence[Any] = _inputs(count, dict(zip(places, (16 + HOT // 2, 32, 48 + HOT // 2), strict=True)))
+    sizes = dict(zip(places, (16 + HOT // 2, 32, 48 + HOT // 2), strict=True))
+    given: list[Any] = [sizes.get(place, torch.empty(0)) for place in range(count)]
     static = [value for place, value in enumerate(given) if place not in places]
     return {"dispatch": lambda: dispatch(*given), "direct": lambda: direct(*static)}
-
-
-def _inputs(count: int, sizes: dict[int, int]) -> tuple[Any, ...]:
-    """Tensors, and numbers in the places of *sizes*."""
-    return tuple(sizes.get(place, torch.empty(0)) for place in range(count))
 
 
 def measure_dispatch(tiny: bool, *, commands: Iterator[str]) -> list[Row]:

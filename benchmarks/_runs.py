@@ -47,12 +47,6 @@ def parser_of(name: str, description: str | None, arms: Sequence[str]) -> argpar
     return parser
 
 
-def limits_of(options: argparse.Namespace) -> Limits:
-    """The limits that *options* ask for."""
-    each = options.compiling, options.living, options.compile_seconds, options.step_seconds, options.repeats
-    return Limits(*each, options.seconds)
-
-
 def lock_file() -> str:
     """The file that processes lock which this one starts and which compile at the same time."""
     return str(Path(tempfile.gettempdir()) / f"magi-benchmarks-{os.getpid()}.lock")
@@ -100,8 +94,10 @@ def run(
     append(file, earlier)
     base = {"torch": torch.__version__, "triton": version_of("triton"), "commit": commit(), "device": device_name()}
     rows = list(earlier)
+    each = options.compiling, options.living, options.compile_seconds, options.step_seconds, options.repeats
+    limits = Limits(*each, options.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        for worker, found in measured(filter(None, todo), limits_of(options), Path(folder), preload):
+        for worker, found in measured(filter(None, todo), limits, Path(folder), preload):
             complete = [base | row for row in found]
             append(file, complete)
             rows += complete

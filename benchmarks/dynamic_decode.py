@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _case import Plan
 from _decode_case import measure
 from _decode_table import table
 from _decoders import MODELS, SIZES
@@ -51,14 +50,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     sizes = [(model, size) for model in options.model for size in options.size]
     beside = len(sizes) * len(options.arms) - 1 if options.together else 0
     plan = plan_of(options, beside=beside, kernels="by name" if options.kernels else "by kind")
-    groups = [[_job(model, size, arm, plan, tiny=options.tiny) for arm in options.arms] for model, size in sizes]
+    groups = [
+        [Job(f"{model}_{size}", arm, measure, (model, size, arm, plan, options.tiny)) for arm in options.arms]
+        for model, size in sizes
+    ]
     if not options.together:
         groups = [[job] for group in groups for job in group]
     run(NAME, groups, options, PRELOAD, _place, table)
-
-
-def _job(model: str, size: str, arm: str, plan: Plan, *, tiny: bool) -> Job:
-    return Job(f"{model}_{size}", arm, measure, (model, size, arm, plan, tiny))
 
 
 if __name__ == "__main__":
