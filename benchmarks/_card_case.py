@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 from _arms import arm_named
-from _case import graphs_compiled, pass_lines
+from _case import graphs_compiled, in_float32, pass_lines
 from _clock import Clock, calls_in_a_queue, true_float32
 from _difference import difference
-from torch import Tensor
 
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -83,8 +82,3 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
         row[f"{which}difference"] = asdict(difference(ours, reference))
         row[f"{which}eager_difference"] = asdict(difference(theirs, reference))
     return [row]
-
-
-def in_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs with their floats in float32."""
-    return {name: value.float() if value.is_floating_point() else value for name, value in given.items()}

@@ -3,46 +3,80 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from _arms import Arm
 from _ceilings import measure_ceilings, work
-from _clock import Clock, Turns, calls_in_a_queue, stay_on_one_core
+from _clock import Clock, Turns, calls_in_a_queue, stay_on_one_core, true_float32
+from _difference import difference, judged
 from _kernels import by_kind, by_name, kernels_of
 from _workers import Row as Row
+from torch import Tensor
 from torch._dynamo.utils import counters
 
 
+Given = dict[str, Tensor]
 WARM_UPS, ALONE = 2, 9
 
 
 class Case(ABC):
-    """What `measure_case` measures: `name` under `arm`, on the device of `clock`."""
+    """What `measure_case` measures: `name` under `arm`, on the device of `clock`.
+
+    `module` is what is called in eager mode, and `compiled` as the arm has it.
+    """
 
     name: str
     arm: Arm
     clock: Clock
+    module: Any
+    compiled: Any
+    given: Given | None = None
 
     @abstractmethod
+    def arguments(self, *, second: bool = False) -> Given:
+        """Arguments at its size or at a *second* one, the same each time."""
+
+    def called(self, module: Any, given: Given) -> Any:
+        """What *module* returns for *given*."""
+        return module(*given.values())
+
     def call(self) -> object:
         """Call it once as the arm has it."""
+        self.given = self.given or self.arguments()
+        return self.called(self.compiled, self.given)
 
-    @abstractmethod
     def call_eagerly(self) -> object:
         """Call it once without a compiler."""
+        self.given = self.given or self.arguments()
+        return self.called(self.module, self.given)
 
-    @abstractmethod
+    def forget(self) -> None:
+        """Give up the arguments until the next call."""
+        self.given = None
+
     def compared(self, *, second: bool) -> Row:
         """How far the arm's outputs lie from eager ones, at its size or at a *second* one; raises if too far."""
+        given = self.arguments(second=second)
+        ours, eager = self.called(self.compiled, given), self.called(self.module, given)
+        with true_float32():
+            reference = self.called(copy.deepcopy(self.module).float(), in_float32(given))
+        return judged(difference(ours, reference), difference(eager, reference), self.where(second=second))
 
-    @abstractmethod
-    def forget(self) -> None:
-        """Give up what only calls need, for example arguments, until the next call."""
+    def where(self, *, second: bool) -> str:
+        """What a message says that was compared."""
+        return f"{self.name}{' at its second size' if second else ''}"
+
+
+def in_float32(given: Given) -> Given:
+    """Inputs with their floats in float32."""
+    return {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
 
 
 @dataclass(frozen=True)
