@@ -10,20 +10,18 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from _arms import arm_named
-from _case import graphs_compiled, pass_lines
+from _case import graphs_compiled, in_float32, pass_lines
 from _clock import Clock, calls_in_a_queue, true_float32
 from _difference import difference
-from _results import device_name, version_of
-from torch import Tensor
 
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from _real_classes import CLASSES
+from _workers import Row
 
 
 WHOLE = ("resnet50", "efficientnet_b3", "regnety_032", "mobilenetv3_large_100")
@@ -41,10 +39,9 @@ ROUNDED = {"VQModel", "EncodecModel", "DacModel", "MimiModel"}
 
 NAMES = tuple(name for name in CLASSES if name not in KNOWN | ROUNDED)
 FELL_BACK = "was compiled once more without"
-"""In the warning of magi-backend."""
+"""In the warning of magi-backend for a graph that Inductor compiled without it."""
 
 REPEATS, QUEUED_SECONDS = 3, 0.05
-Row = dict[str, Any]
 
 
 def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[str]) -> list[Row]:
@@ -59,9 +56,6 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
     row: Row = {
         "arm": arm,
         "case": name,
-        "torch": torch.__version__,
-        "triton": version_of("triton"),
-        "device": device_name(),
         "dtype": str(kind.dtype).removeprefix("torch."),
         "compiled_beside": beside,
     }
@@ -77,7 +71,8 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
         alone = min(clock.seconds(lambda: compiled(**given)) for _ in range(2))
         calls = calls_in_a_queue(alone, QUEUED_SECONDS)
         row["seconds"] = [clock.seconds(lambda: compiled(**given), calls) for _ in range(REPEATS)]
-    row |= {"fell_back": _fallbacks(caught), "passes": pass_lines() if how.is_ours else []}
+    row["fell_back"] = [str(each.message)[:400] for each in caught if FELL_BACK in str(each.message)]
+    row["passes"] = pass_lines() if how.is_ours else []
     with torch.no_grad():
         eager = [model(**kind.inputs(size, clock.device)) for size in sizes]
         model.float()
@@ -87,13 +82,3 @@ def measure(name: str, arm: str, tiny: bool, beside: int, *, commands: Iterator[
         row[f"{which}difference"] = asdict(difference(ours, reference))
         row[f"{which}eager_difference"] = asdict(difference(theirs, reference))
     return [row]
-
-
-def in_float32(given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs with their floats in float32."""
-    return {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
-
-
-def _fallbacks(caught: list[warnings.WarningMessage]) -> list[str]:
-    """What the backend said of each graph that Inductor compiled without it."""
-    return [str(each.message)[:400] for each in caught if FELL_BACK in str(each.message)]

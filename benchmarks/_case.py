@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import sys
 from abc import ABC, abstractmethod
@@ -13,38 +14,69 @@ from typing import Any
 import torch
 from _arms import Arm
 from _ceilings import measure_ceilings, work
-from _clock import Clock, Turns, calls_in_a_queue, stay_on_one_core
+from _clock import Clock, Turns, calls_in_a_queue, stay_on_one_core, true_float32
+from _difference import difference, judged
 from _kernels import by_kind, by_name, kernels_of
-from _results import device_name, version_of
+from _workers import Row as Row
+from torch import Tensor
 from torch._dynamo.utils import counters
 
 
+Given = dict[str, Tensor]
 WARM_UPS, ALONE = 2, 9
-Row = dict[str, Any]
 
 
 class Case(ABC):
-    """What `measure_case` measures: `name` under `arm`, on the device of `clock`."""
+    """What `measure_case` measures: `name` under `arm`, on the device of `clock`.
+
+    `module` is what is called in eager mode, and `compiled` as the arm has it.
+    """
 
     name: str
     arm: Arm
     clock: Clock
+    module: Any
+    compiled: Any
+    given: Given | None = None
 
     @abstractmethod
+    def arguments(self, *, second: bool = False) -> Given:
+        """Arguments at its size or at a *second* one, the same each time."""
+
+    def called(self, module: Any, given: Given) -> Any:
+        """What *module* returns for *given*."""
+        return module(*given.values())
+
     def call(self) -> object:
         """Call it once as the arm has it."""
+        self.given = self.given or self.arguments()
+        return self.called(self.compiled, self.given)
 
-    @abstractmethod
     def call_eagerly(self) -> object:
         """Call it once without a compiler."""
+        self.given = self.given or self.arguments()
+        return self.called(self.module, self.given)
 
-    @abstractmethod
+    def forget(self) -> None:
+        """Give up the arguments until the next call."""
+        self.given = None
+
     def compared(self, *, second: bool) -> Row:
         """How far the arm's outputs lie from eager ones, at its size or at a *second* one; raises if too far."""
+        given = self.arguments(second=second)
+        ours, eager = self.called(self.compiled, given), self.called(self.module, given)
+        with true_float32():
+            reference = self.called(copy.deepcopy(self.module).float(), in_float32(given))
+        return judged(difference(ours, reference), difference(eager, reference), self.where(second=second))
 
-    @abstractmethod
-    def forget(self) -> None:
-        """Give up what only calls need, for example arguments, until the next call."""
+    def where(self, *, second: bool) -> str:
+        """What a message says that was compared."""
+        return f"{self.name}{' at its second size' if second else ''}"
+
+
+def in_float32(given: Given) -> Given:
+    """Inputs with their floats in float32."""
+    return {name: value.float() if value.is_floating_point() else value for name, value in given.items()}
 
 
 @dataclass(frozen=True)
@@ -79,7 +111,6 @@ class Plan:
 def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
     """The rows of *case*: one of its calls, one of its compilation. *commands* say when nothing else runs."""
     arm, clock = case.arm, case.clock
-    base: Row = {"arm": arm.name, "torch": torch.__version__, "triton": version_of("triton"), "device": device_name()}
     turns = Turns(plan.lock_file if clock.device == "cuda" else "")
     with torch.no_grad():
         if arm.is_compiled:
@@ -92,7 +123,9 @@ def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
         rows = []
         if arm.is_compiled and plan.compilation_has_a_row:
             name = f"{case.name}_compile_together" if plan.beside else f"{case.name}_compile"
-            rows = [{**base, "case": name, "seconds": [sum(cold)], "compiled_beside": plan.beside, **compilation}]
+            rows = [
+                {"arm": arm.name, "case": name, "seconds": [sum(cold)], "compiled_beside": plan.beside, **compilation}
+            ]
         if plan.compilation_alone:
             return rows
         case.forget()
@@ -100,7 +133,7 @@ def measure_case(case: Case, plan: Plan, commands: Iterator[str]) -> list[Row]:
         # Nothing else may compile or run while this process measures: the parent says when.
         next(commands)
         stay_on_one_core()
-        row: Row = {**base, "case": case.name, **compilation, **case.compared(second=False)}
+        row: Row = {"arm": arm.name, "case": case.name, **compilation, **case.compared(second=False)}
         clock.make_room()
         alone = [clock.seconds(case.call) for _ in range(WARM_UPS + plan.alone)][WARM_UPS:]
         calls = calls_in_a_queue(statistics.median(alone), plan.queued_seconds)

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from _arms import Arm, arm_named
-from _case import Case, Plan, Row, measure_case
+from _case import Case, Given, Plan, Row, measure_case
 from _clock import Clock
 from _decoders import build, input_shape
 from _difference import difference
@@ -22,28 +21,23 @@ class DecodeCase(Case):
         self.clock = Clock("cpu" if smoke else "cuda")
         dtype = torch.float32 if smoke else torch.bfloat16
         torch.manual_seed(0)
-        self.model = build(model, smoke=smoke).eval().to(self.clock.device, dtype).requires_grad_(False)
+        self.module = build(model, smoke=smoke).eval().to(self.clock.device, dtype).requires_grad_(False)
         shape = input_shape(model, size, smoke=smoke)
         self.x = torch.randn(shape, device=self.clock.device).to(dtype)
-        self.compiled: Callable[..., Any] = self.model
+        self.compiled = self.module
         if arm.is_compiled:
             if arm.dynamic:
                 dims = [self.x.dim() - 2, self.x.dim() - 1]
                 torch._dynamo.mark_dynamic(self.x, dims)  # noqa: SLF001 (documented, see torch.compile's dynamic shapes)
-            self.compiled = arm.compile(self.model, dynamic=None if arm.dynamic else False)
+            self.compiled = arm.compile(self.module, dynamic=None if arm.dynamic else False)
 
-    def call(self) -> object:
-        return self.compiled(self.x)
-
-    def call_eagerly(self) -> object:
-        return self.model(self.x)
-
-    def forget(self) -> None:
-        """The input is small, and stays."""
+    def arguments(self, *, second: bool = False) -> Given:
+        del second  # the sizes of this benchmark are cases of their own
+        return {"x": self.x}
 
     def compared(self, *, second: bool) -> Row:
-        assert not second, "the sizes of this benchmark are cases of their own"
-        return {"relative_error": difference(self.compiled(self.x), self.model(self.x)).relative}
+        assert not second
+        return {"relative_error": difference(self.call(), self.call_eagerly()).relative}
 
 
 def measure(model: str, size: str, arm: str, plan: Plan, smoke: bool, *, commands: Iterator[str]) -> list[Row]:

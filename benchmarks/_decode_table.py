@@ -7,8 +7,9 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
+from _workers import Row
 
-Row = dict[str, Any]
+
 COLUMNS = (
     *("case", "arm", "torch", "median ms", "alone ms", "over floor", "compile s", "graphs"),
     *("triton / conv / copies ms", "launches", "peak GiB", "error", "error of eager", "at a second size"),

@@ -3,19 +3,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from _arms import Arm, arm_named
-from _case import Case, Plan, Row, measure_case
-from _clock import Clock, true_float32
-from _difference import difference, judged
+from _case import Case, Given, Plan, Row, measure_case
+from _clock import Clock
 from _fragment import EVERY, Fragment
 from _fragment_calls import arguments, build, symbolic_dims
 from _fragments import FRAGMENTS
-from torch import Tensor
 
 
 class FragmentCase(Case):
@@ -31,14 +27,13 @@ class FragmentCase(Case):
             self.module = build(self.fragment, tiny=tiny).eval().requires_grad_(False)
         # Some parameters are made where no default device is asked for.
         self.module.to(self.clock.device, self.dtype)
-        self.compiled: Callable[..., Any] = self.module
+        self.compiled = self.module
         if arm.is_compiled:
             every = self.fragment.symbolic == EVERY
             self.compiled = arm.compile(self.module, dynamic=(True if every else None) if arm.dynamic else False)
-        self.given: list[Tensor] = []
 
-    def arguments(self, *, second: bool = False) -> list[Tensor]:
-        """Arguments, the same ones each time; marked as dynamic where the arm is and only some sizes are symbols."""
+    def arguments(self, *, second: bool = False) -> Given:
+        """By place; marked as dynamic where the arm is and only some sizes are symbols."""
         torch.manual_seed(1)
         device = self.clock.device
         made = arguments(self.fragment, tiny=self.tiny, second=second, device=device, dtype=self.dtype)
@@ -46,26 +41,7 @@ class FragmentCase(Case):
             for tensor, argument in zip(made, self.fragment.arguments, strict=True):
                 if dims := symbolic_dims(argument):
                     torch._dynamo.mark_dynamic(tensor, dims)  # noqa: SLF001 (documented, see torch.compile's dynamic shapes)
-        return made
-
-    def call(self) -> object:
-        self.given = self.given or self.arguments()
-        return self.compiled(*self.given)
-
-    def call_eagerly(self) -> object:
-        self.given = self.given or self.arguments()
-        return self.module(*self.given)
-
-    def forget(self) -> None:
-        self.given = []
-
-    def compared(self, *, second: bool) -> Row:
-        given = self.arguments(second=second)
-        ours, eager = self.compiled(*given), self.module(*given)
-        with true_float32():
-            reference = copy.deepcopy(self.module).float()(*(tensor.float() for tensor in given))
-        where = f"{self.name}{' at its second size' if second else ''}"
-        return judged(difference(ours, reference), difference(eager, reference), where)
+        return {str(place): tensor for place, tensor in enumerate(made)}
 
 
 def measure(name: str, arm: str, plan: Plan, tiny: bool, *, commands: Iterator[str]) -> list[Row]:

@@ -8,7 +8,7 @@ import functools
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from _decoders import input_shape
 from _difference import difference, judged
 from _real_case import RECOMPILE_LIMIT
 from _real_models import MODELS as REAL_MODELS
-from _real_models import compiled_part, decode
-from _results import device_name, version_of
+from _real_models import compiled_part, decode, sharing_weights
+from _workers import Row
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -30,7 +30,6 @@ ARMS = ("stock_dynamic", "stock_static", "magi_hot")
 HOT = "magi_dynamic:magi.hot_sizes=8+magi.hot_after=2"
 MOST_CALLS_UNTIL_SETTLED = 6
 QUEUED_SECONDS = 0.1
-Row = dict[str, Any]
 Run = Callable[[Tensor], Tensor]
 
 
@@ -128,10 +127,8 @@ class HotCase:
         torch.manual_seed(0)
         with torch.device(self.clock.device):
             self.module = self.model.build(tiny).eval().to(self.dtype).requires_grad_(False)
-        # What is compiled stands in a copy that shares the weights.
-        shared = copy.deepcopy(self.module, {id(tensor): tensor for tensor in _tensors(self.module)})
         compile_it = (lambda call: arm.compile(call, dynamic=arm.dynamic)) if arm.is_compiled else None
-        self.run = self.model.compiled(shared, compile_it)
+        self.run = self.model.compiled(sharing_weights(self.module), compile_it)
         self.eager = self.model.compiled(self.module, None)
 
     def input(self, case: str) -> Tensor:
@@ -163,10 +160,6 @@ class HotCase:
             exact = self.model.compiled(copy.deepcopy(self.module).float(), None)
             reference = exact(given if self.model.tokens else given.float())
         return judged(difference(ours, reference), difference(eager, reference), case)
-
-
-def _tensors(module: nn.Module) -> Sequence[Tensor]:
-    return [*module.parameters(), *module.buffers()]
 
 
 def _compilations() -> int:
@@ -210,9 +203,8 @@ def measure(name: str, arm_name: str, tiny: bool, lock_file: str, *, commands: I
         clock.make_room()
         next(commands)
         stay_on_one_core()
-        base: Row = {"arm": arm_name, "torch": torch.__version__, "triton": version_of("triton")}
-        base |= {"device": device_name(), "compile_seconds": compile_seconds}
-        base |= {"codes": len(codes.made), "without_code": codes.failed[:5]}
+        base: Row = {"arm": arm_name, "compile_seconds": compile_seconds, "codes": len(codes.made)}
+        base["without_code"] = codes.failed[:5]
         rows = [base | {"case": each} | case.compared(each) for each in case.shapes]
         clock.make_room()
         calls = [functools.partial(case.run, case.input(each)) for each in case.shapes]

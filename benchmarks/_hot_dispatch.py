@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _results import measure_paired, version_of
+from _results import measure_paired, processor_name
+from _workers import Row
 
 
 CASES = {"16 inputs": 16, "300 inputs": 300}
 HOT = 8
 REPEATS, CALLS = 41, 5000
-Row = dict[str, Any]
 
 
 def specialisation(inputs: list[Any]) -> list[Any]:
@@ -35,33 +35,21 @@ def arms(count: int) -> dict[str, Callable[[], object]]:
 
     places = (1, count // 2, count - 2)
     dispatch = size_dispatcher(count, places, {(16 + size, 32, 48 + size): specialisation for size in range(HOT)})
-    given: Sequence[Any] = _inputs(count, dict(zip(places, (16 + HOT // 2, 32, 48 + HOT // 2), strict=True)))
+    sizes = dict(zip(places, (16 + HOT // 2, 32, 48 + HOT // 2), strict=True))
+    given: list[Any] = [sizes.get(place, torch.empty(0)) for place in range(count)]
     static = [value for place, value in enumerate(given) if place not in places]
     return {"dispatch": lambda: dispatch(*given), "direct": lambda: direct(*static)}
-
-
-def _inputs(count: int, sizes: dict[int, int]) -> tuple[Any, ...]:
-    """Tensors, and numbers in the places of *sizes*."""
-    return tuple(sizes.get(place, torch.empty(0)) for place in range(count))
 
 
 def measure_dispatch(tiny: bool, *, commands: Iterator[str]) -> list[Row]:
     """The rows of both arms in each case, timed in pairs in this process."""
     torch.set_num_threads(1)
     next(commands)
-    base = {"torch": torch.__version__, "triton": version_of("triton"), "device": _processor()}
     calls, repeats = (50, 3) if tiny else (CALLS, REPEATS)
     rows = []
     for case, count in CASES.items():
         for arm, seconds in measure_paired(arms(count), number=calls, repeats=repeats).items():
-            rows.append(base | {"arm": arm, "case": case, "seconds": list(seconds)})
+            rows.append({"arm": arm, "case": case, "seconds": list(seconds), "device": processor_name()})
     for _ in commands:  # the parent's repeats: all were measured in pairs here
         pass
     return rows
-
-
-def _processor() -> str:
-    from pathlib import Path
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

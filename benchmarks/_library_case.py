@@ -19,7 +19,6 @@ from _clock import Clock, Turns, stay_on_one_core, time_in_turn
 from _difference import Difference, difference, judged
 from _kernels import by_name, kernels_of
 from _library_op import Body, LibraryOp, Program, program_of
-from _results import device_name, version_of
 from torch import Tensor
 
 
@@ -165,7 +164,6 @@ def measure(name: str, arm: str, lock_file: str, tiny: bool, kernels: bool, *, c
     with_one_config()
     clock = Clock("cpu" if tiny else "cuda")
     sizes = ("tiny",) if tiny else SIZES
-    base: Row = {"arm": arm, "torch": torch.__version__, "triton": version_of("triton"), "device": device_name()}
     with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         case = LibraryCase(name, ARMS[arm], sizes, clock.device, torch.float32 if tiny else torch.bfloat16)
@@ -174,7 +172,7 @@ def measure(name: str, arm: str, lock_file: str, tiny: bool, kernels: bool, *, c
             started, before = time.perf_counter(), graphs_compiled()
             with turns.for_first_calls():
                 clock.seconds(functools.partial(case.call, *case.inputs[size]))
-            row = base | {"case": f"{name}_{size}", "compile_seconds": time.perf_counter() - started}
+            row: Row = {"arm": arm, "case": f"{name}_{size}", "compile_seconds": time.perf_counter() - started}
             rows.append(row | {"graphs": graphs_compiled() - before} | case.compared(size))
             calls.append(functools.partial(case.call, *case.inputs[size]))
         said = [str(one.message) for one in caught if type(one.message).__name__ == "OpaqueFallbackWarning"]

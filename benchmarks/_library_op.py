@@ -89,3 +89,16 @@ def rows(count: int, *, weights: int = 0) -> Inputs:
         return (*each, *(torch.randn(size[-1], dtype=dtype) for _ in range(weights)))
 
     return make
+
+
+def rotary(*, batch: tuple[int, ...] = ()) -> Inputs:
+    """Queries, half as many keys, and the cosines and sines of angles, with dimensions of *batch* before the tokens."""
+
+    def make(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        sequences, tokens, heads, width = size
+        q = torch.randn(sequences, tokens, heads, width, dtype=dtype).transpose(1, 2)
+        k = torch.randn(sequences, tokens, heads // 2, width, dtype=dtype).transpose(1, 2)
+        angles = torch.randn(*batch, tokens, width)
+        return q, k, angles.cos().to(dtype), angles.sin().to(dtype)
+
+    return make

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import torch
-from _library_op import ROWS, SEQUENCES, VOCABULARY, LibraryOp, rows
+from _library_op import ROWS, SEQUENCES, VOCABULARY, Inputs, LibraryOp, rotary, rows
 from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 from liger_kernel.ops.dyt import LigerDyTFunction
 from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
@@ -102,24 +102,14 @@ def _with_scalar(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...
     return x, torch.ones(1, dtype=dtype), gamma, beta
 
 
-def _rotary(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    batch, tokens, heads, width = size
-    q = torch.randn(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
-    k = torch.randn(batch, tokens, heads // 2, width, dtype=dtype).transpose(1, 2)
-    angles = torch.randn(1, tokens, width)
-    return q, k, angles.cos().to(dtype), angles.sin().to(dtype)
+def _distributions(*, logs: int) -> Inputs:
+    """Two distributions, the first of which, as many as *logs*, are given by their logarithms."""
 
+    def make(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
+        drawn = [torch.randn(size) for _ in range(2)]
+        return tuple((x.log_softmax(-1) if at < logs else x.softmax(-1)).to(dtype) for at, x in enumerate(drawn))
 
-def _log_and_probabilities(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return torch.randn(size).log_softmax(-1).to(dtype), torch.randn(size).softmax(-1).to(dtype)
-
-
-def _two_logs(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return torch.randn(size).log_softmax(-1).to(dtype), torch.randn(size).log_softmax(-1).to(dtype)
-
-
-def _two_probabilities(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    return torch.randn(size).softmax(-1).to(dtype), torch.randn(size).softmax(-1).to(dtype)
+    return make
 
 
 def _logits_and_labels(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -137,9 +127,9 @@ OPS = {
     "liger_relu_squared": LibraryOp(relu_squared, ROWS, rows(1)),
     "liger_softmax": LibraryOp(softmax, ROWS, rows(1)),
     "liger_dyt": LibraryOp(dyt, ROWS, _with_scalar),
-    "liger_rope": LibraryOp(rope, SEQUENCES, _rotary),
-    "liger_kl_div": LibraryOp(kl_div, VOCABULARY, _log_and_probabilities),
-    "liger_jsd": LibraryOp(jsd, VOCABULARY, _two_logs),
-    "liger_tvd": LibraryOp(tvd, VOCABULARY, _two_probabilities),
+    "liger_rope": LibraryOp(rope, SEQUENCES, rotary(batch=(1,))),
+    "liger_kl_div": LibraryOp(kl_div, VOCABULARY, _distributions(logs=1)),
+    "liger_jsd": LibraryOp(jsd, VOCABULARY, _distributions(logs=2)),
+    "liger_tvd": LibraryOp(tvd, VOCABULARY, _distributions(logs=0)),
     "liger_cross_entropy": LibraryOp(cross_entropy, VOCABULARY, _logits_and_labels),
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from _arms import Arm, arm_named
-from _case import Case, Plan, Row, measure_case
+from _case import Case, Given, Plan, Row, in_float32, measure_case
 from _clock import Clock, true_float32
 from _difference import difference, judged
 from _ratios import DEFAULT_LIMIT
@@ -51,18 +51,17 @@ class RealCase(Case):
         self.kind, self.references = MODELS[name], references
         self.clock = Clock("cpu" if self.tiny else "cuda")
         self.dtype = torch.float32 if self.tiny else torch.bfloat16
-        self.model = self.built().to(self.dtype)
-        part = compiled_part(self.model)
+        self.module = self.compiled = self.built().to(self.dtype)
+        part = compiled_part(self.module)
         self.eager = part.forward
         if arm.channels_last:
             torch.backends.cudnn.benchmark = True
-            for parameter in self.model.parameters():
+            for parameter in self.module.parameters():
                 if parameter.dim() > 3:
                     layout = torch.channels_last if parameter.dim() == 4 else torch.channels_last_3d
                     parameter.data = parameter.data.contiguous(memory_format=layout)
         if arm.is_compiled:
             part.forward = arm.compile(part.forward, dynamic=arm.dynamic)
-        self.given: dict[str, Tensor] = {}
 
     def built(self) -> Any:
         """The model with the weights that all arms have, in float32."""
@@ -73,27 +72,17 @@ class RealCase(Case):
             without_the_break(model)
         return model
 
-    def arguments(self, *, second: bool = False) -> dict[str, Tensor]:
-        """What the model is called with."""
+    def arguments(self, *, second: bool = False) -> Given:
         return self.kind.arguments(self.clock.device, self.dtype, tiny=self.tiny, second=second)
 
-    def call(self) -> object:
-        self.given = self.given or self.arguments()
-        return self._run(self.model, self.given)
-
-    def call_eagerly(self) -> object:
-        assert not self.arm.is_compiled
-        return self.call()
-
-    def forget(self) -> None:
-        self.given = {}
+    def called(self, module: Any, given: Given) -> Tensor:
+        return decode(module, **given) if hasattr(module, "decode") else denoise(module, **given)
 
     def compared(self, *, second: bool) -> Row:
         given = self.arguments(second=second)
-        ours = self._run(self.model, given)
+        ours = self.called(self.module, given)
         reference, eager = self._references(given, second=second)
-        where = f"{self.name}{' at its second size' if second else ''}"
-        return judged(difference(ours, reference), eager, where)
+        return judged(difference(ours, reference), eager, self.where(second=second))
 
     def _references(self, given: dict[str, Tensor], *, second: bool) -> tuple[Tensor, Any]:
         """Eager code's output in float32, and how far from it eager code lies in the arm's type; once for all arms."""
@@ -102,17 +91,13 @@ class RealCase(Case):
             kept = torch.load(file, weights_only=False)
             return kept["reference"].to(self.clock.device), kept["eager"]
         model = self.built().to(self.dtype)
-        out = self._run(model, given)
+        out = self.called(model, given)
         model = model.float()
         with true_float32():
-            reference = self._run(model, {name: value.float() for name, value in given.items()})
+            reference = self.called(model, in_float32(given))
         eager = difference(out, reference)
         torch.save({"reference": reference.cpu(), "eager": eager}, file)
         return reference, eager
-
-    @staticmethod
-    def _run(model: Any, given: dict[str, Tensor]) -> Tensor:
-        return decode(model, **given) if hasattr(model, "decode") else denoise(model, **given)
 
 
 def measure(

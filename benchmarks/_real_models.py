@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import linecache
 from collections.abc import Mapping, Sequence
@@ -64,6 +65,11 @@ def denoise(model: Any, latent: Tensor, step: Tensor, text: Tensor, text_embeds:
 def compiled_part(model: nn.Module) -> Any:
     """The module whose forward people compile: a VAE's decoder, else the model."""
     return getattr(model, "decoder", model)
+
+
+def sharing_weights(model: nn.Module) -> Any:
+    """A copy of *model* with the same Tensors."""
+    return copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
 
 
 def without_the_break(model: Any) -> None:

@@ -11,11 +11,14 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from unittest import mock
 
 import torch
 from _ratios import ratios
@@ -109,6 +112,18 @@ def write(name: str, rows: Sequence[Row], *, note: str = "") -> dict[str, float]
     return computed
 
 
+def say(text: str) -> None:
+    """Write *text* and the time of day to the standard error."""
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+@contextmanager
+def empty_caches() -> Iterator[Path]:
+    """A context in which Inductor's caches are in a new folder, which is yielded."""
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=folder):
+        yield Path(folder)
+
+
 def commit() -> str:
     """The commit that the measured sources stand at; MAGI_BENCHMARK_COMMIT says it where there is no repository."""
     if told := os.environ.get("MAGI_BENCHMARK_COMMIT"):
@@ -127,8 +142,11 @@ def version_of(distribution: str) -> str:
 
 def device_name() -> str:
     """The name of the GPU, else of the processor."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor_name()
+
+
+def processor_name() -> str:
+    """The name of the processor."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 
 from _ratios import ratios
 from _results import RESULTS
+from _workers import Row
 
 
-Row = dict[str, Any]
 Key = tuple[str, str, str]
 
 
@@ -42,11 +43,25 @@ def joined(rows: Iterable[Row]) -> list[Row]:
     return list(kept.values())
 
 
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table of *columns*, one line per row; the cells that a row lacks are empty, as in one that failed."""
-    complete = ([*cells, *[""] * (len(columns) - len(cells))] for cells in rows)
-    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *complete)]
-    return [lines[0], f"|{'---|' * len(columns)}", *lines[1:]]
+def table_of(
+    columns: Sequence[str], measured: Callable[[Row, float], Sequence[str]]
+) -> Callable[[Sequence[Row]], list[str]]:
+    """What makes a Markdown table of *columns*, one line per row.
+
+    A line has the case, the arm and the release, and what *measured* makes of the row and its median. The row of one
+    that failed has the reason, and empty cells.
+    """
+
+    def cells(row: Row) -> list[str]:
+        rest = measured(row, statistics.median(row["seconds"])) if row["seconds"] else [row["reason"].replace("|", "/")]
+        found = [row["case"], row["arm"], row["torch"], *rest]
+        return [*found, *[""] * (len(columns) - len(found))]
+
+    def table(rows: Sequence[Row]) -> list[str]:
+        lines = [f"| {' | '.join(each)} |" for each in (columns, *map(cells, rows))]
+        return [lines[0], f"|{'---|' * len(columns)}", *lines[1:]]
+
+    return table
 
 
 def publish(

@@ -8,7 +8,6 @@ import functools
 import json
 import math
 import os
-import statistics
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +18,10 @@ import torch
 from _case import Plan
 from _ratios import ratios
 from _results import commit, device_name, version_of
-from _rows import append, joined, read
-from _workers import Job, Limits, Worker, measured
+from _rows import append, joined, publish, read
+from _workers import Job, Limits, Row, Worker, measured
 
 
-Row = dict[str, Any]
 split = functools.partial(str.split, sep=",")
 
 
@@ -49,29 +47,14 @@ def parser_of(name: str, description: str | None, arms: Sequence[str]) -> argpar
     return parser
 
 
-def limits_of(options: argparse.Namespace) -> Limits:
-    """The limits that *options* ask for."""
-    each = options.compiling, options.living, options.compile_seconds, options.step_seconds, options.repeats
-    return Limits(*each, options.seconds)
+def lock_file() -> str:
+    """The file that processes lock which this one starts and which compile at the same time."""
+    return str(Path(tempfile.gettempdir()) / f"magi-benchmarks-{os.getpid()}.lock")
 
 
 def plan_of(options: argparse.Namespace, **rest: Any) -> Plan:
     """What is measured of each case; processes that compile at the same time share a lock."""
-    together = options.compiling > 1
-    lock = Path(tempfile.gettempdir()) / f"magi-benchmarks-{os.getpid()}.lock"
-    return Plan(lock_file=str(lock) if together else "", **rest)
-
-
-def median(row: Row) -> float | None:
-    """The median of the repeats of *row*; None where it failed."""
-    return statistics.median(row["seconds"]) if row["seconds"] else None
-
-
-def cells_of(row: Row, measured: Callable[[float], Sequence[str]]) -> list[str]:
-    """Case, arm and release of *row*, and what *measured* makes of its median; the reason where it failed."""
-    seconds = median(row)
-    rest = [row["reason"].replace("|", "/")] if seconds is None else measured(seconds)
-    return [row["case"], row["arm"], row["torch"], *rest]
+    return Plan(lock_file=lock_file() if options.compiling > 1 else "", **rest)
 
 
 def place_of_arm(arm: str, arms: Sequence[str]) -> tuple[int, str]:
@@ -93,10 +76,13 @@ def run(
     place: Callable[[Row], Any],
     table: Callable[[Sequence[Row]], list[str]],
 ) -> None:
-    """Measure the jobs of benchmark *name* that no earlier rows have.
+    """Measure the jobs of benchmark *name* that no earlier rows have, or with ``--merge`` publish rows that there are.
 
     Rows are written as they come; in the end all are printed in order of their *place*, with their ratios.
     """
+    if options.merge:
+        publish(name, options.merge, place, table)
+        return
     earlier = joined(read(options.rows))
     have = {(row["case"], row["arm"]) for row in earlier if row["seconds"] and row["torch"] == torch.__version__}
     todo = [[job for job in group if (job.case, job.arm) not in have] for group in groups]
@@ -108,8 +94,10 @@ def run(
     append(file, earlier)
     base = {"torch": torch.__version__, "triton": version_of("triton"), "commit": commit(), "device": device_name()}
     rows = list(earlier)
+    each = options.compiling, options.living, options.compile_seconds, options.step_seconds, options.repeats
+    limits = Limits(*each, options.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        for worker, found in measured(filter(None, todo), limits_of(options), Path(folder), preload):
+        for worker, found in measured(filter(None, todo), limits, Path(folder), preload):
             complete = [base | row for row in found]
             append(file, complete)
             rows += complete

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import torch
-from _library_op import ROWS, SEQUENCES, LibraryOp, Sizes, rows
+from _library_op import ROWS, SEQUENCES, LibraryOp, Sizes, rotary, rows
 from torch import Tensor
 from unsloth.kernels.geglu import geglu_exact_forward_kernel
 from unsloth.kernels.layernorm import fast_layernorm
@@ -42,18 +41,10 @@ def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor
     return fast_rope_embedding(q.clone(), k.clone(), cos, sin)  # type: ignore[no-any-return]
 
 
-def _rotary(size: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
-    batch, tokens, heads, width = size
-    q = torch.randn(batch, tokens, heads, width, dtype=dtype).transpose(1, 2)
-    k = torch.randn(batch, tokens, heads // 2, width, dtype=dtype).transpose(1, 2)
-    angles = torch.randn(tokens, width)
-    return q, k, angles.cos().to(dtype), angles.sin().to(dtype)
-
-
 OPS = {
     "unsloth_rms_norm": LibraryOp(rms_norm, ROWS, rows(1, weights=1)),
     "unsloth_layer_norm": LibraryOp(layer_norm, ROWS, rows(1, weights=2)),
     "unsloth_swiglu": LibraryOp(swiglu, BATCHES, rows(2)),
     "unsloth_geglu": LibraryOp(geglu, BATCHES, rows(2)),
-    "unsloth_rope": LibraryOp(rope, SEQUENCES, _rotary),
+    "unsloth_rope": LibraryOp(rope, SEQUENCES, rotary()),
 }

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
-import copy
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from _arms import Arm
-from _card_case import in_float32
-from _case import Case, Plan, Row, measure_case
-from _clock import Clock, true_float32
-from _difference import difference, judged
+from _case import Case, Given, Plan, Row, measure_case
+from _clock import Clock
 from _hot_case import arm_of
-from _real_classes import CLASSES, RealClass, classes_in  # where _card_case has found it
-from torch import Tensor
+
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from _real_classes import CLASSES, RealClass, classes_in
 
 
 WIDE = classes_in(Path(__file__).with_name("wide.yaml"))
@@ -37,31 +39,12 @@ class WideCase(Case):
         # Some parameters are made where no default device is asked for.
         self.module.to(self.clock.device)
         self.compiled = arm.compile(self.module, dynamic=arm.dynamic) if arm.is_compiled else self.module
-        self.given: dict[str, Tensor] = {}
 
-    def arguments(self, *, second: bool = False) -> dict[str, Tensor]:
-        """Arguments, the same ones each time."""
+    def arguments(self, *, second: bool = False) -> Given:
         return self.kind.inputs(self.sizes[second], self.clock.device)
 
-    def call(self) -> object:
-        self.given = self.given or self.arguments()
-        return self.compiled(**self.given)
-
-    def call_eagerly(self) -> object:
-        self.given = self.given or self.arguments()
-        return self.module(**self.given)
-
-    def forget(self) -> None:
-        self.given = {}
-
-    def compared(self, *, second: bool) -> Row:
-        given = self.arguments(second=second)
-        ours, eager = self.compiled(**given), self.module(**given)
-        exact = copy.deepcopy(self.module).float()
-        with true_float32():
-            reference = exact(**in_float32(given))
-        where = f"{self.name}{' at its second size' if second else ''}"
-        return judged(difference(ours, reference), difference(eager, reference), where)
+    def called(self, module: Any, given: Given) -> Any:
+        return module(**given)
 
 
 def _small(kind: RealClass) -> RealClass:

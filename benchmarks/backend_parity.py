@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from _ratios import ratios
-from _results import Row, measure_paired, rows_of, rows_written, write
+from _results import Row, measure_paired, rows_of, rows_written, say, write
 from torch import Tensor, nn
 
 
@@ -85,7 +85,7 @@ def measure(name: str, pairs: int, *, with_training: bool) -> list[Row]:
     arms, compile_time = inference(model, x)
     for run in arms.values():
         run()
-    _say(f"{name}: {pairs} pairs of compilations, after {2 * pairs} pairs of runs")
+    say(f"{name}: {pairs} pairs of compilations, after {2 * pairs} pairs of runs")
     rows = rows_of(f"{name} run", measure_paired(arms, number=20, repeats=2 * pairs))
     times: dict[str, list[float]] = {"inductor": [], "magi": []}
     for backend in ("inductor", "magi"):
@@ -96,16 +96,12 @@ def measure(name: str, pairs: int, *, with_training: bool) -> list[Row]:
     rows += rows_of(f"{name} compile", times)
     if with_training:
         torch.compiler.reset()
-        _say(f"{name}: {pairs} pairs of training steps")
+        say(f"{name}: {pairs} pairs of training steps")
         steps = training(model, x)
         for step in steps.values():
             step()
         rows += rows_of(f"{name} training", measure_paired(steps, number=10, repeats=pairs))
     return rows
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 def main() -> None:

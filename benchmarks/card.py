@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from _card_case import NAMES, measure
-from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
-from _workers import Job
+from _rows import table_of
+from _runs import parser_of, place_of_arm, refuse_unknown, run, split
+from _workers import Job, Row
 
 
 NAME = "card"
@@ -28,21 +28,15 @@ COLUMNS = (
     *("error", "of eager", "at the second size", "of eager"),
 )
 PRELOAD = ("_loaded", "_card_case", "transformers", "diffusers")
-Row = dict[str, Any]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
+def _measured(row: Row, seconds: float) -> list[str]:
+    cells = [f"{1e3 * seconds:.3f}", row["dtype"], f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
+    errors = [row[f"{which}difference"]["relative"] for which in ("", "eager_", "second_", "second_eager_")]
+    return [*cells, str(len(row["fell_back"])), *(f"{error:.2e}" for error in errors)]
 
 
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        cells = [f"{1e3 * seconds:.3f}", row["dtype"], f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
-        errors = [row[f"{which}difference"]["relative"] for which in ("", "eager_", "second_", "second_eager_")]
-        return [*cells, str(len(row["fell_back"])), *(f"{error:.2e}" for error in errors)]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -57,9 +51,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=split, default=list(NAMES), help="classes, comma-separated")
     parser.set_defaults(compile_seconds=200.0, living=1000)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     refuse_unknown(parser, "class", options.only, NAMES)
     beside = max(0, options.compiling - 1)
     groups = [

@@ -260,7 +260,7 @@ def main() -> None:
         serve(*chosen.serve, tiny=chosen.tiny, started=chosen.started)
         return
 
-    from _results import rows_of, rows_written, write
+    from _results import rows_of, rows_written, say, write
 
     name, cases = ("cold_start", GPU_CASES) if _device() == "cuda" else ("cold_start_cpu", CPU_CASES)
     for case in chosen.case or cases:
@@ -268,7 +268,7 @@ def main() -> None:
         for what, seconds in measured(case, arms, chosen.repeats, chosen.starts, tiny=chosen.tiny):
             if not seconds:
                 continue
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {what}: {json.dumps(seconds)}\n")
+            say(f"{what}: {json.dumps(seconds)}")
             if not chosen.tiny:
                 write(name, [row for row in rows_written(name) if row.case != what] + rows_of(what, seconds), note=NOTE)
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from _fragment_case import measure
 from _fragments import FRAGMENTS
-from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, plan_of, refuse_unknown, run, split
-from _workers import Job
+from _rows import table_of
+from _runs import parser_of, place_of_arm, plan_of, refuse_unknown, run, split
+from _workers import Job, Row
 
 
 NAME = "decoder_fragments"
@@ -32,21 +32,14 @@ COLUMNS = (
 )
 PRELOAD = ("_loaded", "_fragment_case", "_fragment_classes")
 
-Row = dict[str, Any]
+
+def _measured(row: Row, seconds: float) -> list[str]:
+    ours, eager = row["difference"], row["eager_difference"]
+    cells = [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
+    return [*cells, *(f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager))]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
-
-
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        ours, eager = row["difference"], row["eager_difference"]
-        cells = [f"{1e3 * seconds:.3f}", f"{sum(row['cold_seconds']):.1f}", str(row["graphs"])]
-        return [*cells, *(f"{of[what]:.1e}" for what in ("relative", "largest") for of in (ours, eager))]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -59,9 +52,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(NAME, __doc__, ARMS)
     parser.add_argument("--only", type=split, default=list(FRAGMENTS), help="comma-separated names of fragments")
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     plan = plan_of(
         options,
         compilation_has_a_row=False,

@@ -20,19 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from _case import Plan
 from _decode_case import measure
 from _decode_table import table
 from _decoders import MODELS, SIZES
-from _rows import publish
 from _runs import parser_of, place_of_arm, plan_of, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "dynamic_decode"
 ARMS = ("eager", "stock_static", "stock_dynamic", "stock_no_coalesce", "magi", "magi_tuned")
 PRELOAD = ("_loaded", "_decode_case")
-Row = dict[str, Any]
 
 
 def _place(row: Row) -> tuple[Any, ...]:
@@ -48,22 +45,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=split, default=["540p"], help="comma-separated: 480p, 540p, 720p, 1080p")
     parser.add_argument("--together", action="store_true", help="compile all cases at once, then measure each alone")
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, _place, table)
-        return
     if not options.together:
         options.compiling = options.living = 1
     sizes = [(model, size) for model in options.model for size in options.size]
     beside = len(sizes) * len(options.arms) - 1 if options.together else 0
     plan = plan_of(options, beside=beside, kernels="by name" if options.kernels else "by kind")
-    groups = [[_job(model, size, arm, plan, tiny=options.tiny) for arm in options.arms] for model, size in sizes]
+    groups = [
+        [Job(f"{model}_{size}", arm, measure, (model, size, arm, plan, options.tiny)) for arm in options.arms]
+        for model, size in sizes
+    ]
     if not options.together:
         groups = [[job] for group in groups for job in group]
     run(NAME, groups, options, PRELOAD, _place, table)
-
-
-def _job(model: str, size: str, arm: str, plan: Plan, *, tiny: bool) -> Job:
-    return Job(f"{model}_{size}", arm, measure, (model, size, arm, plan, tiny))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from _results import rows_of, write
+from _results import empty_caches, rows_of, say, write
 from magi_backend import magi, wait
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -164,12 +164,12 @@ def main() -> None:
             longest, median = measure(in_background=arm == "background")
             longests.append(longest)
             last[arm].append(median)
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {arm} {1e3 * longest:.1f} ms, then {1e6 * median:.0f} µs\n")
+            say(f"{arm} {1e3 * longest:.1f} ms, then {1e6 * median:.0f} µs")
     rows = [*rows_of("worst call", worst), *rows_of("later calls", last)]
     for name, sizes in ORDERS.items():
         arms: dict[str, list[float]] = {f"{cap} hot": [] for cap in (0, *CAPS)}
         for _ in range(repeats):
-            with tempfile.TemporaryDirectory() as caches, mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=caches):
+            with empty_caches():
                 for cap, seconds in zip((0, *CAPS), arms.values(), strict=True):
                     seconds.append(seconds_in_order(sizes, cap))
         sys.stderr.write(f"{name}: { ({arm: round(statistics.median(took), 3) for arm, took in arms.items()}) }\n")

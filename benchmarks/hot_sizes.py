@@ -16,17 +16,14 @@ them: 3 symbols, 8 sizes with code, counting and dropping on; 16 and 300 inputs.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from _hot_case import ARMS, MODELS, measure
 from _hot_dispatch import CASES, measure_dispatch
-from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
-from _workers import Job
+from _rows import table_of
+from _runs import lock_file, parser_of, place_of_arm, refuse_unknown, run, split
+from _workers import Job, Row
 
 
 NAME = "hot_sizes"
@@ -34,22 +31,15 @@ DISPATCH = "dispatch"
 COLUMNS = ("case", "arm", "torch", "median", "compile s", "sizes with code", "difference", "of eager")
 PRELOAD = ("torch._inductor.compile_fx", "triton.compiler", "magi_backend._compose", "_hot_case")
 
-Row = dict[str, Any]
+
+def _measured(row: Row, seconds: float) -> list[str]:
+    cells = [f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms"]
+    cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
+    differences = [row.get(which) for which in ("difference", "eager_difference")]
+    return [*cells, *(f"{of['relative']:.1e}" if of else "" for of in differences)]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
-
-
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        cells = [f"{1e6 * seconds:.2f} µs" if seconds < 1e-4 else f"{1e3 * seconds:.3f} ms"]
-        cells += [f"{row['compile_seconds']:.1f}", str(row["codes"])] if "codes" in row else ["", ""]
-        differences = [row.get(which) for which in ("difference", "eager_difference")]
-        return [*cells, *(f"{of['relative']:.1e}" if of else "" for of in differences)]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -66,15 +56,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=split, default=[*MODELS, DISPATCH], help=f"of {', '.join(MODELS)}, {DISPATCH}")
     parser.set_defaults(compile_seconds=480.0, step_seconds=120.0)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     refuse_unknown(parser, "model", options.only, [*MODELS, DISPATCH])
-    lock = str(Path(tempfile.gettempdir()) / f"{NAME}-{os.getpid()}.lock")
     groups = [
         [Job(DISPATCH, DISPATCH, measure_dispatch, (options.tiny,))]
         if name == DISPATCH
-        else [Job(name, arm, measure, (name, arm, options.tiny, lock)) for arm in options.arms]
+        else [Job(name, arm, measure, (name, arm, options.tiny, lock_file())) for arm in options.arms]
         for name in options.only
     ]
     run(NAME, groups, options, PRELOAD, place, table)

@@ -24,15 +24,13 @@ turn, once each a round, while nothing compiles. An arm that cannot run has a ro
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from _library_case import ARMS, BLOCK, measure
-from _rows import markdown, publish
-from _runs import cells_of, parser_of, place_of_arm, refuse_unknown, run, split
-from _workers import Job
+from _rows import table_of
+from _runs import lock_file, parser_of, place_of_arm, refuse_unknown, run, split
+from _workers import Job, Row
 
 
 NAME = "libraries"
@@ -55,21 +53,14 @@ COLUMNS = ("case", "arm", "torch", "median", "alone", "compile s", "graphs", "di
 # Libraries ask for the GPU when they are imported, which no process may do that others are forked from.
 PRELOAD = ("_loaded", "_library_case")
 
-Row = dict[str, Any]
+
+def _measured(row: Row, seconds: float) -> list[str]:
+    cells = [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
+    cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
+    return [*cells, "yes" if row["stays_opaque"] else ""]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-    """A Markdown table, one line per row."""
-    return markdown(COLUMNS, map(_cells, rows))
-
-
-def _cells(row: Row) -> list[str]:
-    def measured(seconds: float) -> list[str]:
-        cells = [f"{1e6 * time:.1f} µs" for time in (seconds, min(row["alone_seconds"]))]
-        cells += [f"{row['compile_seconds']:.1f}", str(row["graphs"]), f"{row['difference']['relative']:.1e}"]
-        return [*cells, "yes" if row["stays_opaque"] else ""]
-
-    return cells_of(row, measured)
+table = table_of(COLUMNS, _measured)
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -85,9 +76,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=split, default=list(PROGRAMS), help=f"of {', '.join(PROGRAMS)}")
     parser.set_defaults(compile_seconds=150.0, step_seconds=30.0, living=64)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     for what, given, known in (("op", options.only, PROGRAMS), ("arm", options.arms, tuple(ARMS))):
         refuse_unknown(parser, what, given, known)
     if options.tiny:
@@ -95,9 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
         # vLLM takes Triton where no GPU is found only if it is told so.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    lock = str(Path(tempfile.gettempdir()) / f"{NAME}-{os.getpid()}.lock")
     groups = [
-        [Job(name, arm, measure, (name, arm, lock, options.tiny, options.kernels)) for arm in options.arms]
+        [Job(name, arm, measure, (name, arm, lock_file(), options.tiny, options.kernels)) for arm in options.arms]
         for name in options.only
     ]
     run(NAME, groups, options, PRELOAD, place, table)

@@ -24,9 +24,8 @@ from typing import Any
 from _decode_table import table
 from _real_case import Conditions, measure
 from _real_models import MODELS
-from _rows import publish
 from _runs import parser_of, place_of_arm, plan_of, run, split
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "real_decoders"
@@ -38,8 +37,6 @@ ARMS = (
 NOT_BY_DEFAULT = ("stock_static_max_autotune", "magi_tuned")
 COLD = ("stock_dynamic", "magi_dynamic")
 PRELOAD = ("_loaded", "_real_case")
-
-Row = dict[str, Any]
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -57,9 +54,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--default-limit", action="store_true", help="leave Dynamo's recompile_limit as it is")
     parser.set_defaults(compile_seconds=450.0, step_seconds=200.0, living=8)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     if options.nobreak and not all(model.startswith("wan") for model in options.model):
         parser.error("--nobreak changes WAN; name models of it, --model wan21,wan22")
     if options.cold:

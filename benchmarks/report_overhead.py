@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from _results import Row, rows_of, rows_written, write
+from _results import Row, empty_caches, rows_of, rows_written, say, write
 from magi_backend import read_report
 
 
@@ -62,7 +60,7 @@ ARMS = {"compile": compile_and_run, "check": check}
 def seconds(arm: str, case: str) -> float:
     """The time of *arm* where nothing is in any cache."""
     torch.compiler.reset()
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=folder):
+    with empty_caches():
         torch.compile(torch.relu)(torch.ones(8))  # the header of all kernels is compiled once for a folder
         start = time.perf_counter()
         ARMS[arm](case)
@@ -75,19 +73,19 @@ def measure(title: str, repeats: int) -> list[Row]:
     for repeat in range(repeats):
         for arm in ARMS if repeat % 2 == 0 else reversed(ARMS):
             found[arm].append(seconds(arm, _planted.MODELS[title]))
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {title} {arm} {found[arm][-1]:.1f} s\n")
+            say(f"{title} {arm} {found[arm][-1]:.1f} s")
     return rows_of(title, found)
 
 
 def compile_and_report(case: str) -> dict[str, float]:
     """A forward and its backward of *case*, compiled with empty caches and again from them; with the report's part."""
     found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as caches, mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=caches):
+    with empty_caches() as caches:
         torch.compile(torch.relu)(torch.ones(8))  # the header of all kernels is compiled once for a folder
         for state in ("cold", "warm"):
             torch.compiler.reset()
             model, inputs = _planted.planted(case, "middle")
-            options: dict[str, Any] = {"magi.report": str(Path(caches) / f"report-{state}")}
+            options: dict[str, Any] = {"magi.report": str(caches / f"report-{state}")}
             start = time.perf_counter()
             torch.compile(model, backend="magi", dynamic=False, options=options)(*inputs).sum().backward()
             found[f"{state}, with report"] = time.perf_counter() - start
@@ -102,7 +100,7 @@ def measure_report(title: str, repeats: int) -> list[Row]:
     for _ in range(repeats):
         for arm, spent in compile_and_report(_planted.MODELS[title]).items():
             found.setdefault(arm, []).append(spent)
-            sys.stderr.write(f"{time.strftime('%H:%M:%S')} {title} {arm} {spent:.3f} s\n")
+            say(f"{title} {arm} {spent:.3f} s")
     return rows_of(f"{title}{RECORDED}", found)
 
 

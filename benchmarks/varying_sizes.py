@@ -16,11 +16,9 @@ arm ``recordings`` has the seconds of each call that recorded a graph. Case ``al
 from __future__ import annotations
 
 import argparse
-import copy
 import random
 import statistics
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +28,8 @@ from typing import Any, Self
 from unittest import mock
 
 import torch
-from _real_models import MODELS, compiled_part, decode
-from _results import Row, rows_of, rows_written, write
+from _real_models import MODELS, compiled_part, decode, sharing_weights
+from _results import Row, empty_caches, rows_of, rows_written, say, write
 from torch import Tensor, nn
 
 
@@ -117,15 +115,11 @@ def _reserved() -> int:
     return torch.cuda.memory_reserved() if torch.cuda.is_available() else 1
 
 
-def _sharing_weights(model: nn.Module) -> Any:
-    return copy.deepcopy(model, {id(each): each for each in (*model.parameters(), *model.buffers())})
-
-
 def arms_of(model: nn.Module, case: str, keys: Sequence[Any]) -> dict[str, Callable[[Any], Run]]:
     """What runs a size in each arm; all share the weights, and nothing that Dynamo keeps."""
 
     def compiled(*, dynamic: bool = True, **options: Any) -> Run:
-        own = _Alone(_sharing_weights(model))
+        own = _Alone(sharing_weights(model))
         named = {name.replace("_", ".", 1): value for name, value in options.items()}
         return torch.compile(own, backend="magi", dynamic=dynamic, options=named or None)
 
@@ -190,9 +184,7 @@ def measure(model: nn.Module, shapes: Mapping[Any, tuple[int, int]], calls: int,
             for key in (*inputs, *inputs, *inputs, *order, *order):  # static code is recorded in its second call
                 run_of(key)(inputs[key])
         _wait()
-        sys.stderr.write(
-            f"{time.strftime('%H:%M:%S')} {case}, {name}: settled in {time.perf_counter() - start:.1f} s\n"
-        )
+        say(f"{case}, {name}: settled in {time.perf_counter() - start:.1f} s")
         with recorder.counting() if name == "graphs" else nullcontext():
             for key, given in inputs.items():
                 check(run_of(key), model, given, key)
@@ -207,7 +199,7 @@ def measure(model: nn.Module, shapes: Mapping[Any, tuple[int, int]], calls: int,
                 _wait()
                 seconds[name].append((time.perf_counter() - start) / calls)
     shown = ", ".join(f"{name} {1e3 * statistics.median(took):.3f} ms" for name, took in seconds.items())
-    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {case}: {shown}; {recorder.count} recordings\n")
+    say(f"{case}: {shown}; {recorder.count} recordings")
     if recorder.seconds:
         # Those of timed passes are not timed by themselves.
         seconds["recordings"] = recorder.seconds + [0.0] * (recorder.count - len(recorder.seconds))
@@ -229,7 +221,7 @@ def measure_beside(name: str, *, tiny: bool) -> list[Row]:
         model = kind.build(tiny=tiny).to(dtype)
 
     def compiled(**options: Any) -> Callable[[Tensor], tuple[float, Tensor]]:
-        own = _sharing_weights(model)
+        own = sharing_weights(model)
         part = compiled_part(own)
         part.forward = torch.compile(part.forward, backend="magi", dynamic=True, options=options)
 
@@ -283,11 +275,7 @@ def main() -> None:
         "prefill": {length: (1, length) for length in lengths},
     }
     chosen, rows = options.cases.split(","), list[Row]()
-    with (
-        torch.no_grad(),
-        tempfile.TemporaryDirectory() as caches,
-        mock.patch.dict("os.environ", TORCHINDUCTOR_CACHE_DIR=caches),
-    ):
+    with torch.no_grad(), empty_caches():
         with torch.device("cpu" if options.tiny else "cuda"):
             model = llama(tiny=options.tiny)
         for case in chosen:

@@ -17,16 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from _decode_table import table
-from _rows import publish
 from _runs import parser_of, place_of_arm, plan_of, refuse_unknown, run, split
 from _wide_case import CALLS_UNTIL_HOT, WIDE, measure
-from _workers import Job
+from _workers import Job, Row
 
 
 NAME = "wide"
 ARMS = ("eager", "stock_dynamic", "stock_static", "magi_dynamic", "magi_hot")
 PRELOAD = ("_loaded", "_wide_case", "transformers", "diffusers")
-Row = dict[str, Any]
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -41,9 +39,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=split, default=list(WIDE), help="classes, comma-separated")
     parser.set_defaults(compile_seconds=400.0, living=60, repeats=7)
     options = parser.parse_args(argv)
-    if options.merge:
-        publish(NAME, options.merge, place, table)
-        return
     refuse_unknown(parser, "class", options.only, list(WIDE))
     plan = plan_of(
         options,

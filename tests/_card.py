@@ -127,10 +127,12 @@ def card(change: Callable[[str], str] = lambda code: code, most_steps: int = 2**
 
 @contextlib.contextmanager
 def moved_to_the_card(
-    load: Callable[[GraphLowering], Any], look: Callable[[torch.fx.GraphModule], None] = lambda captured: None
-) -> Iterator[None]:
+    load: Callable[[GraphLowering], Any] | None = None,
+    look: Callable[[torch.fx.GraphModule], None] = lambda captured: None,
+) -> Iterator[list[str]]:
     """Within, Inductor gets the graphs of CPU tensors as those of a card, and *load* loads what it has written.
 
+    The list that is yielded and *load* are those of `pretended_gpu`.
     *look* gets each graph before it is moved. The CPU computes without oneDNN, whose convolutions of bfloat16 with a
     stride of two read what nobody wrote where a size is odd (torch 2.13, CPUs with AMX).
     """
@@ -147,7 +149,7 @@ def moved_to_the_card(
         return moved
 
     with (
-        pretended_gpu(load),
+        pretended_gpu(load) as codes,
         # `_compile_fx_inner` itself is wrapped by magi-passes.
         mock.patch.object(compile_fx, "wrap_compiler_debug", moving),
         mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _layout_of_convolution),
@@ -158,7 +160,7 @@ def moved_to_the_card(
     ):
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
-        yield
+        yield codes
 
 
 _GUARD = """

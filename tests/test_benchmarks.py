@@ -27,12 +27,11 @@ from _ratios import ratios
 from _real_models import MODELS, compiled_part, decode, denoise, without_the_break
 from _rows import joined
 from _told import measure_as_told, row
-from _workers import Job, Limits, measured
+from _workers import Job, Limits, Row, measured
 from torch import Tensor
 
 
 HERE = Path(__file__).parent
-Row = dict[str, Any]
 
 
 def measured_by(name: str, *arguments: str, out: Path, seconds: int = 580) -> tuple[list[Row], str]:

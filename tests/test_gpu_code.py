@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from _card import moved_to_the_card
-from _pretended_gpu import Generated, generated, module_of
+from _pretended_gpu import generated, module_of
 from magi_tritonwrap import triton_op
 from magi_tritonwrap.testing import stub_driver
 from torch import Tensor
@@ -23,6 +23,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 BACKENDS = ("inductor", "magi")
+
+
+def by_both(fn: Callable[..., Any], *given: Tensor) -> list[str]:
+    """The code with symbolic sizes of stock Inductor, and of the backend."""
+    return [generated(fn, *given, dynamic=True, backend=backend) for backend in BACKENDS]
+
+
+def counts(pattern: str, fn: Callable[..., Any], *given: Tensor) -> list[int]:
+    """How often *pattern* is in the code of stock and of the backend with symbolic sizes, and of stock without."""
+    codes = [*by_both(fn, *given), generated(fn, *given, dynamic=False)]
+    return [len(re.findall(pattern, code)) for code in codes]
 
 
 def types_of_sizes(code: str) -> list[set[str]]:
@@ -71,23 +82,14 @@ def attention(x: Tensor, y: Tensor) -> Tensor:
 def test_rows_of_a_compound_length_are_read_along_themselves() -> None:
     """Stock takes the index of a row, a term of ``row + row*f``, for the one along which memory is contiguous."""
     x, y = torch.empty(4, 8, 4001), torch.empty(1, 8, 4001)
-    reductions = [
-        re.findall(
-            r"def triton_red_fused__softmax\w*\((.*?)\):", generated(attention, x, y, dynamic=True, backend=backend)
-        )
-        for backend in ("inductor", "magi")
-    ]
+    reductions = [re.findall(r"def triton_red_fused__softmax\w*\((.*?)\):", code) for code in by_both(attention, x, y)]
     assert ["YBLOCK" in arguments for (arguments,) in reductions] == [True, False]
 
 
 def test_a_softmax_of_rows_of_a_compound_length_is_one_kernel() -> None:
     """Stock compares numbers of elements that are equal and written differently."""
     x, y = torch.empty(4, 8, 4001), torch.empty(1, 8, 4001)
-    launches = [
-        len(re.findall(r"triton_\w+softmax\w*\.run\(", generated(attention, x, y, dynamic=dynamic, backend=backend)))
-        for dynamic, backend in ((True, "inductor"), (True, "magi"), (False, "inductor"))
-    ]
-    assert launches == [2, 1, 1]
+    assert counts(r"triton_\w+softmax\w*\.run\(", attention, x, y) == [2, 1, 1]
 
 
 def normed_streams(x: Tensor, y: Tensor) -> Tensor:
@@ -130,10 +132,8 @@ def of_patches(x: Tensor) -> Tensor:
 
 def test_sizes_that_are_never_zero_are_strides_as_they_are() -> None:
     """A contiguous tensor has strides such as ``Max(1, s//4)``, of which stock writes comparisons for each number."""
-    codes = {
-        backend: generated(of_patches, torch.empty(2, 8, 40, 56), dynamic=True, backend=backend) for backend in BACKENDS
-    }
-    assert ["(1) >= (" in codes[backend] for backend in BACKENDS] == [True, False]
+    codes = by_both(of_patches, torch.empty(2, 8, 40, 56))
+    assert ["(1) >= (" in code for code in codes] == [True, False]
 
 
 def normed_tokens(x: Tensor) -> Tensor:
@@ -154,12 +154,10 @@ def test_each_image_that_is_enlarged_is_written_to_its_place() -> None:
         return enlarged(x, "bilinear", size=(2 * x.shape[2] + 1, 3 * x.shape[3]))
 
     images = torch.empty(2, 8, 40, 56, dtype=torch.bfloat16)
-    of_stock, ours = (generated(twice, images, dynamic=True, backend=backend) for backend in BACKENDS)
-    assert [re.findall(r"empty_strided_cuda\(.*?torch\.float32\)", code) != [] for code in (of_stock, ours)] == [
-        True,
-        False,
-    ]
-    assert len(re.findall(r"triton_\w+\.run\(", ours)) == 1  # the three are written side by side
+    codes = by_both(twice, images)
+    in_float32 = [re.findall(r"empty_strided_cuda\(.*?torch\.float32\)", code) for code in codes]
+    assert [bool(found) for found in in_float32] == [True, False]
+    assert len(re.findall(r"triton_\w+\.run\(", codes[1])) == 1  # the three are written side by side
 
 
 @pytest.mark.parametrize(
@@ -174,10 +172,7 @@ def test_each_image_that_is_enlarged_is_written_to_its_place() -> None:
 )
 def test_places_that_fit_are_32_bits_wide(mode: str, how: dict[str, Any]) -> None:
     images = torch.empty(2, 8, 40, 56)
-    codes = [
-        generated(lambda x: F.interpolate(x, mode=mode, **how), images, dynamic=True, backend=backend)
-        for backend in BACKENDS
-    ]
+    codes = by_both(lambda x: F.interpolate(x, mode=mode, **how), images)
     places = [re.findall(r"(?:maximum|minimum|floor|tmp\d+)\S*\.to\(tl\.int64\)", code) for code in codes]
     assert [bool(found) for found in places] == [True, False], places
 
@@ -203,9 +198,8 @@ def in_heads(x: Tensor, y: Tensor) -> Tensor:
 
 
 def test_no_kernel_divides_by_a_size_to_find_a_place() -> None:
-    given = torch.empty(3, 50, 128), torch.empty(3, 128)
-    of_stock, ours = (generated(in_heads, *given, dynamic=True, backend=backend) for backend in BACKENDS)
-    divided = [re.findall(r"(?://|%) +ks\d", code) for code in (of_stock, ours)]
+    codes = by_both(in_heads, torch.empty(3, 50, 128), torch.empty(3, 128))
+    divided = [re.findall(r"(?://|%) +ks\d", code) for code in codes]
     assert [bool(found) for found in divided] == [True, False], divided
 
 
@@ -218,8 +212,7 @@ def with_places(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def test_no_tile_is_chosen_that_saves_no_division() -> None:
-    given = torch.empty(2, 70 * 50, 1536), torch.empty(70, 64), torch.empty(50, 64)
-    of_stock, ours = (generated(with_places, *given, dynamic=True, backend=backend) for backend in BACKENDS)
+    of_stock, ours = by_both(with_places, torch.empty(2, 70 * 50, 1536), torch.empty(70, 64), torch.empty(50, 64))
     assert re.findall(r"size_hints=(.*?)\}", of_stock) == re.findall(r"size_hints=(.*?)\}", ours)
 
 
@@ -236,7 +229,7 @@ def test_no_tile_is_chosen_that_saves_no_division() -> None:
 def test_triton_is_told_which_small_number_a_size_is_a_multiple_of(
     fn: Callable[[Tensor], Tensor], lines: list[str]
 ) -> None:
-    codes = [generated(fn, torch.empty(70, 8), dynamic=True, backend=backend) for backend in BACKENDS]
+    codes = by_both(fn, torch.empty(70, 8))
     assert [re.findall(r"xnumel = xnumel.*", code) for code in codes] == [[], lines]
 
 
@@ -275,10 +268,7 @@ def tokens(x: Tensor, y: Tensor) -> Tensor:
 def test_tokens_are_not_copied_before_they_are_multiplied() -> None:
     """A length like ``1 + h*w`` makes two terms of a stride; stock copies the first factor of each product then."""
     x, y = torch.empty(4, 32, 14, 10), torch.empty(1, 1, 32)
-    launches = [
-        len(re.findall(r"triton_\w+\.run\(", generated(tokens, x, y, dynamic=dynamic, backend=backend)))
-        for dynamic, backend in ((True, "inductor"), (True, "magi"), (False, "inductor"))
-    ]
+    launches = counts(r"triton_\w+\.run\(", tokens, x, y)
     assert launches[0] > launches[1] == launches[2]
 
 
@@ -293,15 +283,21 @@ def test_a_reduction_over_two_tiled_dimensions(fn: Any) -> None:
     assert all(each == {"i32"} for each in types_of_sizes(code))
 
 
+def configs_of(code: str, folder: Path) -> dict[str, list[triton.Config]]:
+    """The configurations among which each kernel is tuned, by its name."""
+    kernels = re.findall(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\'", code, re.DOTALL)
+    with mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu"), stub_driver():
+        return {name: getattr(module_of(source, folder), name).configs for name, source in kernels}
+
+
 def blocks(code: str, folder: Path, dims: str = "XYZ") -> dict[str, set[tuple[int, ...]]]:
     """The blocks along *dims* among which each kernel of these tile dimensions is tuned, by its name."""
-    found = {}
-    with mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu"), stub_driver():
-        for name, source in re.findall(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\'", code, re.DOTALL):
-            kwargs = [config.kwargs for config in getattr(module_of(source, folder), name).configs]
-            if kwargs[0].keys() == {f"{dim}BLOCK" for dim in dims}:
-                found[name] = {tuple(each[f"{dim}BLOCK"] for dim in dims) for each in kwargs}
-    return found
+    names = [f"{dim}BLOCK" for dim in dims]
+    return {
+        kernel: {tuple(config.kwargs[name] for name in names) for config in configs}
+        for kernel, configs in configs_of(code, folder).items()
+        if configs[0].kwargs.keys() == set(names)
+    }
 
 
 def downsample(x: Tensor) -> Tensor:
@@ -389,10 +385,8 @@ def test_short_rows_are_reduced_by_more_threads_than_they_are_long(
 ) -> None:
     given = [torch.empty(each, dtype=torch.bfloat16, device="meta") for each in (shape, shape[1:])]
     code = generated(lambda x, w: F.rms_norm(x, w.shape, w), *given, dynamic=False, backend="magi", options=options)
-    ((name, source),) = re.findall(r"async_compile\.triton\('(\w+)', \'\'\'(.*?)\'\'\'", code, re.DOTALL)
+    ((name, configs),) = configs_of(code, tmp_path).items()
     assert name.startswith("triton_per_")
-    with mock.patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu"), stub_driver():
-        configs = getattr(module_of(source, tmp_path), name).configs
     assert {(each.kwargs["XBLOCK"], each.num_warps) for each in configs} == expected
 
 
@@ -423,13 +417,7 @@ def with_kept_frames(x: Tensor, kept: Tensor, weight: Tensor) -> tuple[Tensor, T
 
 def written_for_the_card(fn: Callable[..., Any], *given: Tensor) -> str:
     """The program for *fn* with convolutions whose results lie as a GPU's library leaves them."""
-    codes: list[str] = []
-
-    def load(graph: Any) -> None:
-        codes.append(str(getattr(graph.codegen()[0], "value", "")))
-        raise Generated
-
-    with moved_to_the_card(load), pytest.raises(Exception, match="Generated"):
+    with moved_to_the_card() as codes, pytest.raises(Exception, match="Generated"):
         torch.compile(fn, backend="magi")(*given)
     (code,) = codes
     return code

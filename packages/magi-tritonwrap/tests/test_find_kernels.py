@@ -188,13 +188,6 @@ class HostileParent:
         raise RuntimeError
 
 
-class Watchful:
-    """Runs code on every access, the names that Python asks for included."""
-
-    def __getattribute__(self, name: str) -> Any:
-        raise RuntimeError(name)
-
-
 class HostileChild(HostileParent):
     def forward(self, x: Any) -> Any:
         return super().kernel[(1,)](x)
@@ -206,7 +199,7 @@ def lazily(name: str) -> Any:
 
 lazy_module = types.ModuleType("lazy_module_of_find_kernels")
 lazy_module.__dict__["__getattr__"] = lazily
-watchful, hostile_child = Watchful(), HostileChild()
+hostile_child = HostileChild()
 
 
 def from_lazy_module(x: Any) -> Any:
@@ -218,7 +211,6 @@ def from_lazy_module(x: Any) -> Any:
 OF_THE_USER: list[Any] = [
     lambda x: lazy_module.kernel[(1,)](x),
     from_lazy_module,
-    lambda x: watchful.kernel[(1,)](x),
     hostile_child.forward,
 ]
 

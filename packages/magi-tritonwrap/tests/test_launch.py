@@ -21,6 +21,7 @@ from magi_tritonwrap._launch.hook import listening
 from magi_tritonwrap._launch.normalise import ResolvedLaunch, resolve
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
+from tritonwrap_patterns import make_shift
 
 
 @triton.jit
@@ -145,16 +146,7 @@ def test_launches_of_one_function_with_other_configs_are_of_other_kernels() -> N
 
 
 def test_configs_whose_values_look_alike_are_told_apart() -> None:
-    def make(amount: int) -> Any:
-        amount = tl.constexpr(amount)
-
-        @triton.jit
-        def shift(value):
-            return value + amount
-
-        return shift
-
-    one, other = (triton.autotune([triton.Config({"A": make(amount)})], key=[])(kernel) for amount in (1, 2))
+    one, other = (triton.autotune([triton.Config({"A": make_shift(amount)})], key=[])(kernel) for amount in (1, 2))
     assert resolve(one, (None, 5), {"grid": (1,)}).kernel is not resolve(other, (None, 5), {"grid": (1,)}).kernel
 
 

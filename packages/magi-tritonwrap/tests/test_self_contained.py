@@ -58,16 +58,7 @@ def with_closure(activation, scale):
 
 
 def nested_closure():
-    def make(amount):
-        amount = tl.constexpr(amount)
-
-        @triton.jit
-        def add(value):
-            return value + amount
-
-        return add
-
-    first, second = make(1), make(2)
+    first, second = patterns.make_shift(1), patterns.make_shift(2)
 
     @triton.jit
     def nested_kernel(x, out, n, BLOCK: tl.constexpr):

@@ -183,6 +183,16 @@ def make_double_kernel() -> Any:
     return made_kernel
 
 
+def make_shift(amount: int) -> Any:
+    amount = tl.constexpr(amount)
+
+    @triton.jit
+    def shift(value):
+        return value + amount
+
+    return shift
+
+
 def make_scaling_kernel(activation: Any, factor: int) -> Any:
     factor = tl.constexpr(factor)
 

@@ -272,17 +272,13 @@ def find_kernels(
         >>> print(find_kernels(double))
         no Triton launch
     """
-    described = [as_kernel(kernel) for kernel in _kernels_in(extra)]
-    listed = tuple(FoundKernel(one.outermost, one.name, "listed in extra=", one.file, one.line) for one in described)
-    return _found((fn, *_class_of_method(fn), *classes.values()), listed)
-
-
-def _kernels_in(extra: object) -> Iterable[Any]:
-    for kernel in extra if isinstance(extra, Iterable) else (extra,):
+    given: object = extra
+    listed = tuple(given) if isinstance(given, Iterable) else (given,)
+    for kernel in listed:
         if not is_kernel(kernel):
             fix = "Give a list of what @triton.jit, @triton.autotune or @triton.heuristics returned."
             raise UnsupportedKernelError(f"an extra kernel is {kernel!r} (a {type(kernel).__name__}). {fix}")
-        yield kernel
+    return _found((fn, *_class_of_method(fn), *classes.values()), listed)
 
 
 def _class_of_method(fn: Any) -> Iterator[type]:
@@ -295,14 +291,13 @@ def _class_of_method(fn: Any) -> Iterator[type]:
             yield found
 
 
-def _found(
-    roots: tuple[Any, ...], listed: tuple[FoundKernel, ...] = (), inside: frozenset[str] = frozenset()
-) -> KernelReport:
-    """What the code of *roots* leads to; *inside* are the ops whose bodies led here."""
+def _found(roots: tuple[Any, ...], listed: tuple[Any, ...] = (), inside: frozenset[str] = frozenset()) -> KernelReport:
+    """The kernels *listed*, and what the code of *roots* leads to; *inside* are the ops whose bodies led here."""
     walk = _Finder(frozenset(map(root_of, roots)))
-    walk.result((root, Place("the body")) for root in roots)
+    places = {"listed in extra=": listed, "the body": roots}
+    walk.result((value, Place(text)) for text, values in places.items() for value in values)
     functions = [one for one in walk.met() if is_a(one, FunctionType) and standing_of(one) not in _NOT_FOLLOWED]
-    found = [*listed, *walk.kernels(), *(kernel for function in functions for kernel in _made_by(function))]
+    found = [*walk.kernels(), *(kernel for function in functions for kernel in _made_by(function))]
     inner_ops = []
     for name, how in walk.ops.items():
         body = body_of_custom_op(name)

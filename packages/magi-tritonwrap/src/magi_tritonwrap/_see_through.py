@@ -60,7 +60,8 @@ class _SeeThroughOp:
     found: KernelReport
     opaque_because: str = ""
     on_unsupported: OnUnsupported | None = None
-    captured: dict[tuple[str, int, str, int], CapturedLaunch] = field(default_factory=dict)
+    captured: dict[tuple[str, int], dict[tuple[str, int], CapturedLaunch]] = field(default_factory=dict)
+    """The launches that traces have met, by the places of their kernels and their own: factories make new kernels."""
     fallbacks: list[str] = field(default_factory=list)
     whole_inside: dict[str, str] = field(default_factory=dict)
     """Operators that the body calls and that could not be traced there, and why."""
@@ -72,12 +73,6 @@ class _SeeThroughOp:
     def name(self) -> str:
         """Qualified name of the operator."""
         return str(self.op.name())
-
-    def note(self, launches: Sequence[CapturedLaunch]) -> None:
-        """Remember launches that a trace has met, one for each place: factories make new kernel objects."""
-        for launch in launches:
-            place = (launch.kernel.file, launch.kernel.line, launch.file, launch.line)
-            self.captured.setdefault(place, launch)
 
     def fall_back(self, reason: str, why: str = "", fix: str = "") -> None:
         """Remember that the op stays opaque in one graph, and warn the first time that this reason comes up."""
@@ -93,9 +88,7 @@ class _SeeThroughOp:
 
     def report(self) -> OpReport:
         """The report at this moment; a later compilation may add to it."""
-        sites: dict[tuple[str, int], dict[tuple[str, int], CapturedLaunch]] = {}
-        for launch in list(self.captured.values()):
-            sites.setdefault((launch.kernel.file, launch.kernel.line), {})[launch.file, launch.line] = launch
+        sites = {place: dict(met) for place, met in list(self.captured.items())}
         known = [
             replace(kernel, launches=tuple(sites.pop((kernel.file, kernel.line), ()))) for kernel in self.found.kernels
         ]
@@ -294,7 +287,9 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     traced[0].key.check(launch.kernel for launch in launches)
     if launches:
         check_driver(record.name, args, kwargs)
-    record.note(launches)
+    for launch in launches:
+        sites = record.captured.setdefault((launch.kernel.file, launch.kernel.line), {})
+        sites.setdefault((launch.file, launch.line), launch)
     return result
 
 

@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 
 import torch
 import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
 
 from magi_tritonwrap._kernel.kernels import classes_with_own_run, is_launcher_class, kernel_behind
-from magi_tritonwrap._torch_compat.kernels import calling_frame, described_tensor, launch_classes
+from magi_tritonwrap._torch_compat.kernels import calling_frame, described_tensor, interpreted_classes
 from magi_tritonwrap._torch_compat.tracing import is_fake, wrap_triton_disabled
 
 
@@ -50,12 +52,24 @@ def listening(listener: Listener) -> Iterator[None]:
     Kernels that the user has wrapped launch the bare kernel meanwhile, so that a wrapped launch arrives here exactly
     once too.
     """
-    _open_scope()
+    global _open_scopes  # noqa: PLW0603 - the classes are process-wide, and so is the count
+    with _LOCK:
+        _open_scopes += 1
+        for cls in _hooked_classes():
+            run = cls.__dict__["run"]
+            if not hasattr(run, _MARK):
+                cls.run = _hooked(run, is_launcher_class(cls))
     try:
         with holding(_LISTENER, listener), wrap_triton_disabled():
             yield
     finally:
-        _close_scope()
+        with _LOCK:
+            _open_scopes -= 1
+            for cls in () if _open_scopes else _hooked_classes():
+                hook = getattr(cls.__dict__["run"], _MARK, None)
+                # Otherwise someone else has wrapped the hook since, and what they wrap must stay.
+                if hook is not None and hook is cls.__dict__["run"]:
+                    cls.run = hook.__wrapped__
 
 
 def not_listening() -> AbstractContextManager[None]:
@@ -73,31 +87,9 @@ def holding(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
         variable.reset(token)
 
 
-def _open_scope() -> None:
-    global _open_scopes  # noqa: PLW0603 - the classes are process-wide, and so is the count
-    with _LOCK:
-        _open_scopes += 1
-        for cls in _hooked_classes():
-            run = cls.__dict__["run"]
-            if not hasattr(run, _MARK):
-                cls.run = _hooked(run, is_launcher_class(cls))
-
-
-def _close_scope() -> None:
-    global _open_scopes  # noqa: PLW0603
-    with _LOCK:
-        _open_scopes -= 1
-        if _open_scopes:
-            return
-        for cls in _hooked_classes():
-            hook = getattr(cls.__dict__["run"], _MARK, None)
-            # Otherwise someone else has wrapped the hook since, and what they wrap must stay.
-            if hook is not None and hook is cls.__dict__["run"]:
-                cls.run = hook.__wrapped__
-
-
 def _hooked_classes() -> tuple[type[Any], ...]:
-    return (*launch_classes(), *classes_with_own_run())
+    """The classes whose `run` a launch ends in (Triton 3.2 on: `kernel[grid](...)` calls `self.run`), and launchers."""
+    return (JITFunction, Autotuner, *interpreted_classes(), *classes_with_own_run())
 
 
 def _hooked(run: Run, is_launcher: bool) -> Run:

@@ -26,7 +26,8 @@ import torch
 import triton
 from triton.language.core import constexpr
 from triton.runtime.autotuner import Config, Heuristics
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, TensorWrapper
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from magi_tritonwrap._identity.code import code_names
 from magi_tritonwrap._kernel.kernels import CONFIG_FIELDS, Kernel, as_kernel, check_supported
@@ -34,8 +35,6 @@ from magi_tritonwrap._torch_compat.kernels import (
     another_kernel,
     described_tensor,
     dtype_of_reinterpreted,
-    is_reinterpreted,
-    is_tensor_descriptor,
     of_whole_tensor,
     record_launch,
     settings_that_are_lost,
@@ -72,9 +71,9 @@ def check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list[
     if missing:
         raise unsupported(kernel, f"was launched without {', '.join(missing)}")
     for name, value in arguments.items():
-        if is_tensor_descriptor(value):
+        if isinstance(value, TensorDescriptor):
             _check_descriptor(kernel, name, value)
-        elif is_reinterpreted(value):
+        elif isinstance(value, TensorWrapper):
             if dtype_of_reinterpreted(value) is None:
                 why = f"was launched with '{name}' reinterpreted as {value.dtype}, as which torch cannot view it"
                 raise unsupported(kernel, why)
@@ -120,7 +119,7 @@ def _holds_tensor(value: object) -> bool:
         return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value.values())
     if isinstance(value, tuple | list):
         return any(isinstance(item, torch.Tensor) or _holds_tensor(item) for item in value)
-    return is_tensor_descriptor(value) or is_reinterpreted(value)
+    return isinstance(value, TensorDescriptor | TensorWrapper)
 
 
 def unsupported(kernel: Kernel, why: str, site: tuple[str, int] | None = None) -> UnsupportedLaunchError:

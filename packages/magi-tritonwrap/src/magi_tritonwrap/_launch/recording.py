@@ -25,8 +25,8 @@ from magi_tritonwrap._torch_compat.kernels import is_launch, launched_kernel, wr
 from magi_tritonwrap._torch_compat.tracing import (
     SYMBOLIC_NUMBERS,
     decides_by_data,
+    detect_fake_mode,
     expression_of,
-    fake_mode_of,
     functional_storage,
     kept_for_this_compilation,
     number_is_lost,
@@ -120,7 +120,7 @@ def recording_of(
     """
     leaves, spec = tree_flatten((args, kwargs))
     inner = [unwrap_functional(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    fake_mode = fake_mode_of(inner)
+    fake_mode = detect_fake_mode(inner)
     if fake_mode is None:
         return Recording(None, ())
     kept = kept_for_this_compilation()

@@ -57,11 +57,6 @@ _DTYPES = {
 """What torch calls the dtypes for which Triton has another name."""
 
 
-def launch_classes() -> tuple[type[Any], ...]:
-    """Classes whose `run` a launch ends in (Triton 3.2 on: `kernel[grid](...)` calls `self.run`)."""
-    return (JITFunction, Autotuner, *interpreted_classes())
-
-
 def kernel_classes() -> tuple[type[Any], ...]:
     """Everything that `triton.jit`, `triton.autotune` and `triton.heuristics` return."""
     return (JITFunction, Autotuner, Heuristics, *interpreted_classes())
@@ -181,7 +176,7 @@ _RECORDER = _Recorder()
 
 def _blocks(arguments: dict[str, Any]) -> dict[str, Any]:
     """What torch notes of each tensor descriptor among *arguments*."""
-    found = {name: value for name, value in arguments.items() if is_tensor_descriptor(value)}
+    found = {name: value for name, value in arguments.items() if isinstance(value, TensorDescriptor)}
     return {name: create_tma_stable_metadata(list(value.block_shape)) for name, value in found.items()}
 
 
@@ -217,18 +212,11 @@ def writes_unknown_to_torch(kernel: Any, arguments: dict[str, Any]) -> list[str]
     return [operation for operation in ("tt.descriptor_reduce", "tt.descriptor_scatter") if operation in text]
 
 
-def is_tensor_descriptor(value: object) -> bool:
-    """Whether *value* is a `TensorDescriptor`, from which the tensor memory accelerator of a GPU loads and stores."""
-    return isinstance(value, TensorDescriptor)
-
-
-def is_reinterpreted(value: object) -> bool:
-    """Whether *value* is what `triton.reinterpret` returns, a Tensor that a kernel takes for one of another dtype."""
-    return isinstance(value, TensorWrapper)
-
-
 def dtype_of_reinterpreted(value: Any) -> torch.dtype | None:
-    """The dtype that a kernel takes the elements for; None if torch has none, or one of another size."""
+    """The dtype for which a kernel takes the elements of what `triton.reinterpret` returned.
+
+    None if torch has none, or one of another size.
+    """
     dtype = value.dtype
     if not isinstance(dtype, torch.dtype):
         dtype = _DTYPES.get(dtype.name, getattr(torch, dtype.name, None))
@@ -237,7 +225,7 @@ def dtype_of_reinterpreted(value: Any) -> torch.dtype | None:
 
 def described_tensor(value: Any) -> Any:
     """The Tensor of a tensor descriptor or of a reinterpreted Tensor; any other value as it is."""
-    return value.base if is_tensor_descriptor(value) or is_reinterpreted(value) else value
+    return value.base if isinstance(value, TensorDescriptor | TensorWrapper) else value
 
 
 def settings_that_are_lost(descriptor: Any) -> dict[str, Any]:
@@ -291,9 +279,9 @@ def of_whole_tensor(value: Any) -> Any:
 
     A reinterpreted Tensor becomes a view of that dtype; any other value is returned as it is.
     """
-    if is_reinterpreted(value):
+    if isinstance(value, TensorWrapper):
         return value.base.view(dtype_of_reinterpreted(value))
-    if not is_tensor_descriptor(value):
+    if not isinstance(value, TensorDescriptor):
         return value
     base, shape, strides = value.base, list(value.shape), list(value.strides)
     if list(base.shape) == shape and list(base.stride()) == strides:

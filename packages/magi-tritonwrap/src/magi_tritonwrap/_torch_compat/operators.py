@@ -14,32 +14,29 @@ from torch._ops import OpOverload
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 
-DISPATCH_MODE = FunctionalTensorMode
-"""The mode under which AOTAutograd traces, and for which a decomposition is registered (torch 2.6 on)."""
-
 _COLLECTIVES = ("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 NAMESPACES_OF_TORCH = frozenset(
     (
-        *("aten", "prim", "prims", "rngprims", "debugprims", "higher_order", "inductor", "c10d", "c10d_functional"),
-        *("_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem", "streams", "profiler"),
+        *_COLLECTIVES,
+        *("aten", "prim", "prims", "rngprims", "debugprims", "higher_order", "inductor", "_dtensor", "fsdp", "streams"),
         *("quantized", "_quantized", "quantized_decomposed", "sparse", "mkl", "mkldnn", "mkldnn_prepacked", "onednn"),
-        *("onnx", "prepacked", "xnnpack", "cuda", "debug", "export"),
+        *("onnx", "profiler", "prepacked", "xnnpack", "cuda", "debug", "export"),
     )
 )
 """Those in which torch itself registers operators (torch 2.10 to 2.15)."""
 
 
 def set_decomposition_rule(op: OpOverload, rule: Any) -> None:
-    """Make *rule* decompose *op* under AOTAutograd's functional mode, in place of any earlier rule.
+    """Make *rule* decompose *op* under AOTAutograd's functional mode (torch 2.6 on), in place of any earlier rule.
 
     `torch.library.register_torch_dispatch` refuses a second rule, and its registration cannot be taken back; the table
     it fills is the same since torch 2.6.
     """
     name = op.name()
     if name in OPDEFS:
-        OPDEFS[name].register_torch_dispatch(DISPATCH_MODE, rule)
+        OPDEFS[name].register_torch_dispatch(FunctionalTensorMode, rule)
         return
-    singleton.find(name).torch_dispatch_rules._data[DISPATCH_MODE] = rule
+    singleton.find(name).torch_dispatch_rules._data[FunctionalTensorMode] = rule
 
 
 def overload_of(definition: CustomOpDef) -> OpOverload:
@@ -77,7 +74,7 @@ def body_of_custom_op(name: str) -> Callable[..., Any] | None:
 
 def has_decomposition_rule(name: str) -> bool:
     """Whether an operator of `torch.library.custom_op` has a rule under AOTAutograd's functional mode already."""
-    return DISPATCH_MODE in OPDEFS[name]._torch_dispatch_fns
+    return FunctionalTensorMode in OPDEFS[name]._torch_dispatch_fns
 
 
 def names_of_ops() -> list[str]:

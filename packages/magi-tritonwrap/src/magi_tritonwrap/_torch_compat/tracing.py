@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
-from torch._guards import TracingContext, detect_fake_mode
+from torch._guards import TracingContext
+from torch._guards import detect_fake_mode as detect_fake_mode  # of the Tensors in a value
 from torch._library import triton as torch_triton
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -109,12 +110,6 @@ def on_functional_tensors(fn: Callable[..., Any]) -> Callable[..., Any]:
 def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor inside a FunctionalTensor, with pending writes applied."""
     return tensor.from_functional() if isinstance(tensor, FunctionalTensor) else tensor
-
-
-def fake_mode_of(values: object) -> FakeTensorMode | None:
-    """The mode that the fake tensors among *values* belong to; None when there are none."""
-    mode: FakeTensorMode | None = detect_fake_mode(values)
-    return mode
 
 
 def fake_tensors() -> FakeTensorMode:
