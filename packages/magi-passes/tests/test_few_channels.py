@@ -72,13 +72,14 @@ def test_padding_of_space_is_not_written() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_in_half_precision_are_rounded_once(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    x, w, b = torch.randn(2, 64, 12, 14), torch.randn(3, 64, 3, 3) / 24, torch.randn(3)
-    half = [each.to(dtype) for each in (x, w, b)]
-    gm = rewritten(trace(lambda x, w, b: torch.conv2d(x, w, b, padding=1), half), FewOutputChannelsPass(always=True))
-    exact = torch.conv2d(*[each.double() for each in half], padding=1)
-    assert gm(*half).dtype == dtype
+    x, w, b = (each.to(dtype) for each in (torch.randn(2, 64, 12, 14), torch.randn(3, 64, 3, 3) / 24, torch.randn(3)))
+    gm = rewritten(
+        trace(lambda x, w, b: torch.conv2d(x, w, b, padding=1), (x, w, b)), FewOutputChannelsPass(always=True)
+    )
+    exact = torch.conv2d(x.double(), w.double(), b.double(), padding=1)
+    assert gm(x, w, b).dtype == dtype
     # Half a unit in the last place, and a little for the sum in float32.
-    torch.testing.assert_close(gm(*half).double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-5)
+    torch.testing.assert_close(gm(x, w, b).double(), exact, rtol=0.51 * torch.finfo(dtype).eps, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,8 @@ def _pays(conv: Convolution) -> bool:
     # product reads a channel once, in two bytes, and each of its results is written and read in four.
     results, taps = conv.node.meta["val"], prod(conv.kernel)
     seen, made = hinted(x.numel()) // channels, hinted(results.numel()) // out
-    return 4 * seen * (channels + 4 * out * taps) <= made * channels * taps >= MANY_PRODUCTS
+    products = made * channels * taps
+    return bool(products >= MANY_PRODUCTS and 4 * seen * (channels + 4 * out * taps) <= products)
 
 
 def _as_product(write: Writer, conv: Convolution) -> Node:
@@ -140,5 +141,7 @@ def _without_padding(conv: Convolution) -> tuple[Node, list[tuple[int, int]]]:
     pad = read_zero_pad(conv.x)
     if pad is None or any(pair != (0, 0) for pair in pad.pads[:2]):
         return conv.x, own
-    pads: list[Any] = [(a + before, a + after) for (a, _), (before, after) in zip(own, pad.pads[2:], strict=True)]
-    return (pad.x, pads) if all(type(n) is int for pair in pads for n in pair) else (conv.x, own)
+    explicit: Any = pad.pads[2:]
+    if not all(type(amount) is int for pair in explicit for amount in pair):
+        return conv.x, own
+    return pad.x, [(a + before, b + after) for (a, b), (before, after) in zip(own, explicit, strict=True)]

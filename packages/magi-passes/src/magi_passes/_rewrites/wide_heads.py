@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Graph, Node
 
+from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import Writer, aten, hinted, is_half_on_cuda, product_in_float32, replace_by
@@ -54,7 +55,11 @@ class WideHeadsPass(CheckedPass):
         """Rewrite these, with a guard on the number of scores."""
         with strides_kept(graph):
             for attention, out in _wide(graph):
-                bool(_scores(attention) <= MOST_SCORES)  # reading the truth of a symbolic comparison adds the guard
+                # Reading the truth of a symbolic comparison adds the guard. By the second one, Inductor knows that the
+                # softmax is not unrolled, and takes maximum and sum in one pass (`prepare_softmax_online`).
+                bool(_scores(attention) <= MOST_SCORES)
+                keys: Any = attention.args[1]
+                bool(keys.meta["val"].shape[2] >= _torch_compat.config.get_config("unroll_reductions_threshold"))
                 replace_by(out, _by_products(Writer(attention), attention))
                 # It may draw random numbers, for dropout, so it is not erased with its output.
                 graph.erase_node(attention)
