@@ -18,7 +18,7 @@ in place of 2.26 and 3.20. The root mean square error is 1.7e-3 of the output's,
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -41,7 +41,7 @@ from magi_passes._graph.nodes import (
 )
 from magi_passes._graph.strides import stored_channels_last, strides_kept
 
-from .padding import flat_pads, read_zero_pad
+from .padding import read_zero_pad
 
 
 MANY_PRODUCTS = 2**28
@@ -115,19 +115,18 @@ def _as_product(write: Writer, conv: Convolution) -> Node:
     pixels = write(aten.permute.default, x, [0, *range(2, 2 + space), 1])
     image = write(aten.permute.default, write(aten.reshape.default, pixels, [-1, channels]), [1, 0])
     shape = [*conv.kernel, out, *(write.size(x, dim) for dim in (0, *range(2, 2 + space)))]
-    products = write(aten.reshape.default, product_in_float32(write, weight, image), shape)
-    total = None
-    for tap in itertools.product(*map(range, conv.kernel)):
-        product = products
-        for place in tap:
-            product = write(aten.select.int, product, 0, place)
-        # Output pixel y reads pixel y + offset; a negative amount crops.
-        offsets = [k * d - before for k, d, (before, _) in zip(tap, conv.dilation, pads, strict=True)]
-        ends = [before + after - reach for (before, after), reach in zip(pads, conv.reach, strict=True)]
-        amounts = flat_pads([(-offset, end + offset) for offset, end in zip(offsets, ends, strict=True)])
-        moved = write(aten.constant_pad_nd.default, product, amounts, 0.0) if amounts else product
-        total = moved if total is None else write(aten.add.Tensor, total, moved)
-    assert total is not None
+    total = write(aten.reshape.default, product_in_float32(write, weight, image), shape)
+    # The taps along the innermost dimension are added first, then those along the one outside of it.
+    for dim in reversed(range(space)):
+        before, after = pads[dim]
+        moved = []
+        for tap in range(conv.kernel[dim]):
+            # Output pixel y reads pixel y + offset; a negative amount crops.
+            offset = tap * conv.dilation[dim] - before
+            amounts = [0, 0] * (space - 1 - dim) + [-offset, after + before - conv.reach[dim] + offset]
+            product = write(aten.select.int, total, dim, tap)
+            moved.append(write(aten.constant_pad_nd.default, product, amounts, 0.0) if any(amounts) else product)
+        total = functools.reduce(functools.partial(write, aten.add.Tensor), moved)
     if conv.bias is not None:
         bias = write(aten.reshape.default, conv.bias, [out] + [1] * (space + 1))
         total = write(aten.add.Tensor, total, write(_CONVERT, bias, total.meta["val"].dtype))

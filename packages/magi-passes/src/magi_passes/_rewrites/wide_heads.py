@@ -15,6 +15,7 @@ decoder of Stable Diffusion XL.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from typing import Any, ClassVar
 import torch
 from torch.fx import Graph, Node
 
-from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import Writer, aten, hinted, is_half_on_cuda, product_in_float32, replace_by
@@ -55,11 +55,7 @@ class WideHeadsPass(CheckedPass):
         """Rewrite these, with a guard on the number of scores."""
         with strides_kept(graph):
             for attention, out in _wide(graph):
-                # Reading the truth of a symbolic comparison adds the guard. By the second one, Inductor knows that the
-                # softmax is not unrolled, and takes maximum and sum in one pass (`prepare_softmax_online`).
-                bool(_scores(attention) <= MOST_SCORES)
-                keys: Any = attention.args[1]
-                bool(keys.meta["val"].shape[2] >= _torch_compat.config.get_config("unroll_reductions_threshold"))
+                bool(_scores(attention) <= MOST_SCORES)  # reading the truth of a symbolic comparison adds the guard
                 replace_by(out, _by_products(Writer(attention), attention))
                 # It may draw random numbers, for dropout, so it is not erased with its output.
                 graph.erase_node(attention)
@@ -98,8 +94,11 @@ def _by_products(write: Writer, attention: Node) -> Node:
     if scale is None:
         scale = query.meta["val"].shape[-1] ** -0.5
     transposed = write(aten.permute.default, key, [0, 2, 1])
-    scores = write(aten.mul.Tensor, product_in_float32(write, query, transposed), scale)
-    powers = write(aten.exp.default, write(aten.sub.Tensor, scores, write(aten.amax.default, scores, [-1], True)))
+    # A power of two, as in flash attention. Inductor takes a power of e for the softmax of `prepare_softmax_online`,
+    # and warn that it cannot make that of symbolic sizes.
+    product = product_in_float32(write, query, transposed)
+    scores = write(aten.mul.Tensor, product, scale * math.log2(math.e))
+    powers = write(aten.exp2.default, write(aten.sub.Tensor, scores, write(aten.amax.default, scores, [-1], True)))
     shares = write(aten.div.Tensor, powers, write(aten.sum.dim_IntList, powers, [-1], True))
     out = write(aten.bmm.default, write(_CONVERT, shares, value.meta["val"].dtype), value)
     shape = [write.size(operands[0], dim) for dim in range(3)]
