@@ -95,6 +95,8 @@ def pipeline_options(names: tuple[str, ...]) -> dict[str, Any]:
         "tuned_chooser": lambda: mp.ConvChooser(tune=True),
         "zero_pads": mp.ZeroPadGuardPass,
         "padding": mp.ConvPaddingPass,
+        "few_channels": mp.FewOutputChannelsPass,
+        "wide_heads": mp.WideHeadsPass,
         "temporal": mp.TemporalConvPass,
         "temporal_all_frames": lambda: mp.TemporalConvPass(min_skipped=2.0),
         "layout": mp.ConvLayoutPass,

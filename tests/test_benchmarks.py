@@ -121,7 +121,17 @@ def test_arms_and_passes_by_name() -> None:
     assert arm_named("passes_static:layout+nd2").passes == ("layout", "nd2")
     with pytest.raises(ValueError, match="no arm 'stock'; there are eager, "):
         arm_named("stock")
-    names = ("chooser", "zero_pads", "padding", "temporal", "temporal_all_frames", "layout", "moments", "nd2", "nd3")
+    names = (
+        "chooser",
+        "zero_pads",
+        "padding",
+        "few_channels",
+        "wide_heads",
+        "temporal",
+        "temporal_all_frames",
+        "layout",
+    )
+    names += ("moments", "nd2", "nd3")
     assert pipeline_options(names)
     with pytest.raises(KeyError, match="layuot"):
         pipeline_options(("layuot",))
