@@ -128,6 +128,28 @@ def test_numbers_that_32_bits_do_not_hold_agree(dynamic: bool) -> None:
     assert compared(Counted(), calls, backend="inductor", dynamic=dynamic)[0]
 
 
+class Colours(nn.Module):
+    """The end of a decoder of videos, with what it keeps for the frames that follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv3d(4, 32, (1, 3, 3), padding=(0, 1, 1)), nn.Conv3d(32, 1, 3, padding=(0, 1, 1))
+
+    def forward(self, x: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        frames = torch.cat([kept, F.silu(self.first(x))], 2)
+        return self.last(frames), frames[:, :, -2:].clone()
+
+
+def test_a_convolution_to_few_channels_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magi_passes._rewrites.few_channels.MANY_PRODUCTS", 0)
+    shapes = [((1, 4, 4, *size), (1, 32, 2, *size)) for size in ((9, 14), (12, 7))]
+    calls = [tuple(torch.randn(shape).bfloat16() for shape in shapes_of_call) for shapes_of_call in shapes]
+    found, programs = compared(Colours().bfloat16(), calls, dynamic=True)
+    assert found == []
+    assert ["mm_dtype" in code for code in programs.codes] == [True]
+    assert not programs.only_compiled
+
+
 def test_a_grid_of_three_dimensions_is_folded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """One program serves all sizes: the first fits, the second is too long along z, the third along z and y."""
     for module in ("magi_passes._torch_compat.grids", "_interpreter"):
