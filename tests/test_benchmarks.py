@@ -121,18 +121,8 @@ def test_arms_and_passes_by_name() -> None:
     assert arm_named("passes_static:layout+nd2").passes == ("layout", "nd2")
     with pytest.raises(ValueError, match="no arm 'stock'; there are eager, "):
         arm_named("stock")
-    names = (
-        "chooser",
-        "zero_pads",
-        "padding",
-        "few_channels",
-        "wide_heads",
-        "temporal",
-        "temporal_all_frames",
-        "layout",
-    )
-    names += ("moments", "nd2", "nd3")
-    assert pipeline_options(names)
+    rewrites = ("zero_pads", "padding", "few_channels", "wide_heads", "temporal", "temporal_all_frames", "moments")
+    assert pipeline_options(("chooser", *rewrites, "layout", "nd2", "nd3"))
     with pytest.raises(KeyError, match="layuot"):
         pipeline_options(("layuot",))
 
