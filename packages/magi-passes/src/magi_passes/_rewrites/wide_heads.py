@@ -71,6 +71,7 @@ def _wide(graph: Graph) -> Iterator[tuple[Node, Node]]:
         if (
             is_half_on_cuda(query)
             and not any(given.get(name) for name in names)
+            and not isinstance(given.get("scale"), Node)
             and [(user.target, user.args[1:]) for user in node.users] == [(operator.getitem, (0,))]
             and all(isinstance(x.shape[3], int) and x.shape[3] > WIDEST_OF_FAST_KERNELS for x in values)
             and FEWEST_SCORES <= hinted(_scores(node)) <= MOST_SCORES
