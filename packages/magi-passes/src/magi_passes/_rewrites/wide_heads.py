@@ -91,12 +91,12 @@ def _by_products(write: Writer, attention: Node) -> Node:
     query, key, value = (
         write(aten.reshape.default, x, [-1, write.size(x, 2), x.meta["val"].shape[3]]) for x in operands
     )
-    scale = attention.kwargs.get("scale")
+    scale: Any = attention.kwargs.get("scale")
     if scale is None:
         scale = query.meta["val"].shape[-1] ** -0.5
     transposed = write(aten.permute.default, key, [0, 2, 1])
     # A power of two, as in flash attention. Inductor takes a power of e for the softmax of `prepare_softmax_online`,
-    # and warn that it cannot make that of symbolic sizes.
+    # and warns that it cannot make that of symbolic sizes.
     product = product_in_float32(write, query, transposed)
     scores = write(aten.mul.Tensor, product, scale * math.log2(math.e))
     powers = write(aten.exp2.default, write(aten.sub.Tensor, scores, write(aten.amax.default, scores, [-1], True)))
