@@ -260,7 +260,8 @@ def _taps_side_by_side(write: Writer, conv: Convolution, source: Source, frames:
     channels = conv.weight.meta["val"].shape[1]
     grouped = write(aten.reshape.default, windows, [-1, conv.groups, channels, *rest, len(taps)])
     together = write(aten.permute.default, grouped, [0, 1, 5, 2, 3, 4])
-    return write(aten.reshape.default, together, [-1, conv.groups * len(taps) * channels, *rest])
+    images = write(aten.reshape.default, together, [-1, conv.groups * len(taps) * channels, *rest])
+    return stored_channels_last(write, images)
 
 
 def _as_video(write: Writer, conv: Convolution, parts: list[Node]) -> Node:
