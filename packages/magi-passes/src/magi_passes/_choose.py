@@ -9,11 +9,10 @@ The cost model asks three questions of the graph, with the sizes of the example 
 3. Otherwise, is channels-last expected to be faster (`ConvLayoutPass`)?
 
 Padding, group norms and convolutions with few output channels are rewritten in addition to either, because that removes
-work and adds none. A graph on a GPU
-that is changed by any of them also gets tilings of up to three dimensions. The rewrites leave kernels that read one
-layout and write another, and with one dimension each load of such a kernel touches a different memory sector. The
-decoder of WAN 2.1 takes 403 ms with one dimension and 261 ms with three (one H200, torch 2.11). Tilings of two
-dimensions made another model slower, at 0.7 times its speed, so only tuning tries them.
+work and adds none. A graph on a GPU that is changed by any of them also gets tilings of up to three dimensions. The
+rewrites leave kernels that read one layout and write another, and with one dimension each load of such a kernel touches
+a different memory sector. The decoder of WAN 2.1 takes 403 ms with one dimension and 261 ms with three (one H200, torch
+2.11). Tilings of two dimensions made another model slower, at 0.7 times its speed, so only tuning tries them.
 
 Tuning compiles the graph with each of several plans, times them in turn on inputs like the example inputs, and keeps
 the times on disk. The plan of the cost model comes first and stock second, so that a budget of seconds which ends early

@@ -272,6 +272,7 @@ def replace_by(node: Node, new: Node) -> None:
             todo += inputs
 
 
+CONVERT = torch.ops.prims.convert_element_type.default
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -286,8 +287,7 @@ def product_in_float32(write: Writer, left: Node, right: Node) -> Node:
     if is_half_on_cuda(x):
         return write(product.dtype, left, right, torch.float32)
     if x.dtype in _HALVES:
-        convert = torch.ops.prims.convert_element_type.default
-        left, right = (write(convert, each, torch.float32) for each in (left, right))
+        left, right = (write(CONVERT, each, torch.float32) for each in (left, right))
     return write(product.default, left, right)
 
 

@@ -30,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes import _torch_compat
 
-from .nodes import Writer, aten, body_of, fake_value, hinted, replace_by
+from .nodes import CONVERT, Writer, aten, body_of, fake_value, hinted, replace_by
 
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
@@ -79,8 +79,8 @@ def _store_what_is_repeated(x: Node) -> None:
     one layout and writes the other through such an index.
     """
     reader, source, repeats = x, x, False
-    while _repeats_pixels(source) or source.target is _CONVERT:
-        repeats = repeats or source.target is not _CONVERT
+    while _repeats_pixels(source) or source.target is CONVERT:
+        repeats = repeats or source.target is not CONVERT
         reader, source = source, source.args[0]  # type: ignore[assignment]
     if repeats and _lies_channels_first(source):
         stored = stored_channels_last(Writer(reader), source)
@@ -95,10 +95,9 @@ def _repeats_pixels(node: Node) -> bool:
     return source.meta["val"].dim() == node.meta["val"].dim() and places[:2] == [None, None]  # type: ignore[index, union-attr]
 
 
-_CONVERT = torch.ops.prims.convert_element_type.default
 _MOVES = frozenset(
     {
-        *(_CONVERT, operator.getitem, aten.cat.default, aten.clone.default),
+        *(CONVERT, operator.getitem, aten.cat.default, aten.clone.default),
         *(aten.permute.default, aten.reshape.default, aten.slice.Tensor),
         *(aten.split.Tensor, aten.split_with_sizes.default, aten.view.default),
     }

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-import torch
 from torch.fx import Graph, Node
 
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import (
+    CONVERT,
     Convolution,
     Writer,
     aten,
@@ -46,8 +46,6 @@ from .padding import read_zero_pad
 
 MANY_PRODUCTS = 2**28
 """A convolution that multiplies fewer numbers, for each output channel, takes less than about 0.1 ms."""
-
-_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 @dataclass(frozen=True)
@@ -129,8 +127,8 @@ def _as_product(write: Writer, conv: Convolution) -> Node:
         total = functools.reduce(functools.partial(write, aten.add.Tensor), moved)
     if conv.bias is not None:
         bias = write(aten.reshape.default, conv.bias, [out] + [1] * (space + 1))
-        total = write(aten.add.Tensor, total, write(_CONVERT, bias, total.meta["val"].dtype))
-    result = total if total.meta["val"].dtype == dtype else write(_CONVERT, total, dtype)
+        total = write(aten.add.Tensor, total, write(CONVERT, bias, total.meta["val"].dtype))
+    result = total if total.meta["val"].dtype == dtype else write(CONVERT, total, dtype)
     return write(aten.permute.default, result, [1, 0, *range(2, 2 + space)])
 
 

@@ -34,7 +34,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_k
 
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import Writer, aten, replace_by
+from magi_passes._graph.nodes import CONVERT, Writer, aten, replace_by
 from magi_passes._graph.strides import stored_channels_last, strides_kept
 
 
@@ -104,7 +104,7 @@ def _read(node: Node) -> GroupMoments | None:
     grouped: Node = node.args[0]  # type: ignore[assignment]
     dtype = grouped.meta["val"].dtype
     view, converted = grouped, False
-    if view.target is torch.ops.prims.convert_element_type.default:
+    if view.target is CONVERT:
         view, converted = view.args[0], True  # type: ignore[assignment]
     if view.target not in (aten.view.default, aten.reshape.default):
         return None
@@ -127,7 +127,7 @@ def _rewrite(moments: GroupMoments) -> None:
     write = Writer(moments.node)
     image = moments.image
     if image.meta["val"].dtype != moments.dtype:
-        image = write(torch.ops.prims.convert_element_type.default, image, moments.dtype)
+        image = write(CONVERT, image, moments.dtype)
     batch, channels = image.meta["val"].shape[:2]
     grouped = [batch, moments.groups, channels // moments.groups]
     pixels = list(range(2, image.meta["val"].dim()))

@@ -21,20 +21,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torch.fx import Graph, Node
 
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import Writer, aten, hinted, is_half_on_cuda, product_in_float32, replace_by
+from magi_passes._graph.nodes import CONVERT, Writer, aten, hinted, is_half_on_cuda, product_in_float32, replace_by
 from magi_passes._graph.strides import strides_kept
 
 
 WIDEST_OF_FAST_KERNELS = 256
 FEWEST_SCORES, MOST_SCORES = 2**20, 2**28
 """Fewer take no time; as many take 1.6 GB, in float32 and in half precision."""
-
-_CONVERT = torch.ops.prims.convert_element_type.default
 
 
 @dataclass(frozen=True)
@@ -101,6 +98,6 @@ def _by_products(write: Writer, attention: Node) -> Node:
     scores = write(aten.mul.Tensor, product, scale * math.log2(math.e))
     powers = write(aten.exp2.default, write(aten.sub.Tensor, scores, write(aten.amax.default, scores, [-1], True)))
     shares = write(aten.div.Tensor, powers, write(aten.sum.dim_IntList, powers, [-1], True))
-    out = write(aten.bmm.default, write(_CONVERT, shares, value.meta["val"].dtype), value)
+    out = write(aten.bmm.default, write(CONVERT, shares, value.meta["val"].dtype), value)
     shape = [write.size(operands[0], dim) for dim in range(3)]
     return write(aten.reshape.default, out, [*shape, value.meta["val"].shape[-1]])
