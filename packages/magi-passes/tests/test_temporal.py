@@ -122,6 +122,33 @@ def test_what_is_repeated_is_written_channels_last_before(fn: Any, memory: str) 
     assert torch.equal(gm(x, w), fn(x, w))
 
 
+@pytest.mark.parametrize("scale", [None, (2, 2), (2, 2, 2)])
+def test_what_a_convolution_reads_through_views_is_written_channels_last(scale: tuple[int, ...] | None) -> None:
+    """The frames of a video as images, as an upsampler of a decoder reads them: a view cannot be given a layout."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+        video = torch.conv3d(x, w).relu()
+        if scale is not None and len(scale) == 3:
+            video = torch.nn.functional.interpolate(video, scale_factor=scale)
+        video = torch.cat([video, -video], 2) if scale is None else video
+        images = video.transpose(1, 2).reshape(-1, 4, *video.shape[3:])
+        if scale is not None and len(scale) == 2:
+            images = torch.nn.functional.interpolate(images, scale_factor=scale)
+        back = images.reshape(1, -1, *images.shape[1:]).transpose(1, 2)
+        return torch.conv2d(back.transpose(1, 2).reshape(images.shape), flat)
+
+    x, w, flat = _integers(1, 4, 5, 6, 7).float(), _integers(4, 4, 3, 3, 3).float(), _integers(3, 4, 3, 3).float()
+    gm = decomposed(fn, x, w, flat)
+    _rewritten(gm, native_channels=1)
+    conv = next(each for each in calls(gm, aten.convolution.default) if each.meta["val"].dim() == 4)
+    source = conv.args[0]
+    while source.target not in (LAYOUT, JOINED):
+        assert source.target in (aten.view.default, aten.permute.default)
+        source = source.args[0]
+    assert source is not conv.args[0]
+    assert torch.equal(gm(x, w, flat), fn(x, w, flat))
+
+
 def test_what_is_looked_up_elsewhere_is_not_a_repeated_video() -> None:
     """A video of entries of a table: what is stored is the video, and not the table."""
 

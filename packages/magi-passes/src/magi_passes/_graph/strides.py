@@ -30,7 +30,17 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from magi_passes import _torch_compat
 
-from .nodes import CONVERT, Writer, aten, body_of, fake_value, hinted, replace_by
+from .nodes import (
+    CONVERT,
+    Writer,
+    aten,
+    body_of,
+    convolutions_of,
+    fake_value,
+    hinted,
+    is_convolution,
+    replace_by,
+)
 
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
@@ -134,8 +144,27 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
         value = node.meta["val"]
         if value.dim() not in (4, 5) or any(user.target is op for user in node.users):
             continue
-        stored = Writer(node.next)(op, node)
-        node.replace_all_uses_with(stored, delete_user_cb=lambda user, stored=stored: user is not stored)
+        _store(node)
+
+
+def store_behind_views(graph: Graph) -> None:
+    """Store what convolutions read through views, such as the frames of a video as images, channels-last.
+
+    A convolution makes Inductor compute its input channels-last, but an input that is a view is copied instead.
+    """
+    for conv in convolutions_of(graph):
+        source = _owner_of_memory(conv.x)
+        value = source.meta["val"]
+        if source is conv.x or source.op != "call_function" or is_convolution(source) or value.dim() not in (4, 5):
+            continue
+        if statically_known_true(value.shape[1] == conv.x.meta["val"].shape[1]):
+            _store(source)
+
+
+def _store(node: Node) -> None:
+    """Make all that read *node* read it channels-last from memory."""
+    stored = stored_channels_last(Writer(node.next), node)
+    node.replace_all_uses_with(stored, delete_user_cb=lambda user: user is not stored)
 
 
 _READ_MEMORY = frozenset(

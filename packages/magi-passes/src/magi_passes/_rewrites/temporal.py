@@ -28,6 +28,7 @@ from magi_passes._graph.nodes import Convolution, Writer, aten, convolutions_of,
 from magi_passes._graph.strides import (
     is_joined_along,
     join_channels_last,
+    store_behind_views,
     store_sums,
     stored_channels_last,
     strides_kept,
@@ -124,6 +125,7 @@ class TemporalConvPass(CheckedPass):
                 replace_by(conv.node, video)
                 videos.append(video)
             store_sums(graph, videos)
+            store_behind_views(graph)
             written = [node for node in graph.nodes if node not in found]
             _write_together([node for node in written if _is_small_weight_of_taps(node)])
 
