@@ -158,7 +158,25 @@ def store_behind_views(graph: Graph) -> None:
         if source is conv.x or source.op != "call_function" or is_convolution(source) or value.dim() not in (4, 5):
             continue
         if statically_known_true(value.shape[1] == conv.x.meta["val"].shape[1]):
-            _store(source)
+            _store(_repeated_in_own_type(source))
+
+
+def _repeated_in_own_type(x: Node) -> Node:
+    """*x*; if it is pixels that are repeated in float32 and rounded back, a node that repeats them as they are.
+
+    torch upsamples in float32 (`pw_cast_for_opmath` in torch/_decomp/decompositions.py), and Inductor would store a
+    sum with many operands in float32 and channels-first before *x* is asked for.
+    """
+    index: Any = x.args[0]
+    if x.target is not CONVERT or not _repeats_pixels(index) or index.args[0].target is not CONVERT:
+        return x
+    pixels, places = index.args[0].args[0], index.args[1]
+    dtype, inner = pixels.meta["val"].dtype, index.meta["val"].dtype
+    if dtype != x.meta["val"].dtype or torch.promote_types(dtype, inner) != inner:
+        return x
+    repeated = Writer(x)(index.target, pixels, places)
+    replace_by(x, repeated)
+    return repeated
 
 
 def _store(node: Node) -> None:
