@@ -370,6 +370,30 @@ def test_upsampling_by_a_factor(fn: Callable[[Tensor], Tensor]) -> None:
         torch.testing.assert_close(*gradients)
 
 
+def by_what_is_padded(x: Tensor) -> Tensor:
+    """By the share of it that an image would be padded with, to a multiple of eight."""
+    padding = (8 - x.shape[-1] % 8) % 8
+    return x * (padding / 8) + (5 - x.shape[-1]) % 8 / x.shape[-1]
+
+
+@concerned("no_tensor_of_remainder")
+def test_a_tensor_times_a_number_with_a_remainder_in_it() -> None:
+    with pytest.raises(Exception, match="has no attribute 'python_mod'"):
+        torch.compile(by_what_is_padded, dynamic=True)(torch.randn(2, 13))
+    torch.compiler.reset()
+    report = explain(by_what_is_padded, dynamic=True)(torch.randn(2, 13))
+
+    assert report.agrees
+    assert repairs(report) == ["no_tensor_of_remainder"]
+    compiled = torch.compile(by_what_is_padded, backend="magi", dynamic=True)
+    for width in (3, 8, 13, 64):
+        x = torch.randn(2, width, requires_grad=True)
+        ours, eager = compiled(x), by_what_is_padded(x)
+        torch.testing.assert_close(ours, eager)
+        gradients = [torch.autograd.grad(each.square().sum(), x) for each in (ours, eager)]
+        torch.testing.assert_close(*gradients)
+
+
 def shuffled(x: Tensor) -> Tensor:
     return x[torch.randperm(x.shape[0])]
 

@@ -118,6 +118,31 @@ NUMBER_FOR_QUOTIENT = Defect(
 )
 
 
+def _no_tensor_of_remainder(original: Callable[..., Any], analysis: Any, *args: Any, **kwargs: Any) -> Any:
+    """What torch makes of a number that tensor code cannot compute, where its table has no entry for the operator.
+
+    `TensorReferenceAnalysis` (torch/utils/_sympy/reference.py) lacks Python's remainder, for example. The pass expects
+    a NotImplementedError, and then leaves the number as it is.
+    """
+    try:
+        return original(analysis, *args, **kwargs)
+    except AttributeError as error:
+        if error.obj is not analysis:
+            raise
+        report("no_tensor_of_remainder")
+        raise NotImplementedError(str(error)) from error
+
+
+NO_TENSOR_OF_REMAINDER = Defect(
+    name="no_tensor_of_remainder",
+    effect="a tensor times a number that a remainder such as (8 - n) % 8 of a size is part of does not compile",
+    severity="no code",
+    repair="such a number is passed to kernels as it is",
+    replaces={"torch.fx.passes._tensorify_python_scalars:_run_sympy_handler": _no_tensor_of_remainder},
+    is_of_joint_graphs=True,
+)
+
+
 @functools.lru_cache(4096)
 def cancelled(question: Any) -> Any:
     """*question*, with the reciprocals in its remainders cancelled."""
