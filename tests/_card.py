@@ -232,7 +232,7 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = (args, kwargs or {})
         if op is torch.ops.aten.mm.dtype_out:
-            # On a CPU there is no product of another dtype than that of its operands.
+            # A CPU multiplies only into the dtype of the operands.
             left, right, dtype = args
             return torch.mm(left.to(dtype), right.to(dtype), **given[1])
         here = tree_map_only(torch.device, lambda device: CPU if device.type == "cuda" else device, given)

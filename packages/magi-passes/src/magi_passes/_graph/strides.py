@@ -182,7 +182,8 @@ def _repeated_in_own_type(x: Node) -> Node:
 def _store(node: Node) -> None:
     """Make all that read *node* read it channels-last from memory."""
     stored = stored_channels_last(Writer(node.next), node)
-    node.replace_all_uses_with(stored, delete_user_cb=lambda user: user is not stored)
+    if stored is not node:
+        node.replace_all_uses_with(stored, delete_user_cb=lambda user: user is not stored)
 
 
 _READ_MEMORY = frozenset(
