@@ -152,7 +152,6 @@ _CASES: Mapping[str, Mapping[str, str]] = {
         "wan21_limit8": "wan21, torch's limit of compilations",
         "wan21_compile": "wan21, compilation",
         "kl_compile": "kl, compilation",
-        **{f"{model}_h100": f"{model}, on an H100" for model in ("wan21", "wan22", "kl", "cogvideox")},
     },
     "recompute": {"step": "a training step"},
     "see_through": {
