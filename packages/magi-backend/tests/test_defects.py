@@ -21,6 +21,7 @@ from magi_backend._torch_compat.compiling import owner_of, torch_release
 from torch import Tensor, nn
 from torch._dynamo import guards as guards_of_dynamo
 from torch._inductor import ir
+from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -242,6 +243,25 @@ def test_a_depthwise_convolution_behind_tokens_of_a_square_image(build: Callable
 
     assert all(report.agrees for report in reports)
     assert "divide_strides_exactly" in repairs(reports[-1])
+
+
+@concerned("multiples_of_sums")
+def test_a_sum_of_sizes_is_divided_by_another() -> None:
+    shape_env = ShapeEnv()
+    n, height, width = (size.node.expr for size in FakeTensorMode(shape_env=shape_env).from_tensor(
+        torch.empty(3, 5, 7), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3)).shape)  # fmt: skip
+    tokens = sympy.expand(n * (height + 1) * (width + 1))
+    sizevars = SizeVarAllocator(shape_env)
+    reported = list[str]()
+
+    assert not sizevars.statically_known_multiple_of(n * sympy.expand(128 * (height + 1) * (width + 1)), tokens)
+    with repaired([known("multiples_of_sums")], reported.append):
+        assert sizevars.statically_known_multiple_of(n * sympy.expand(128 * (height + 1) * (width + 1)), tokens)
+        assert sizevars.statically_known_multiple_of(tokens, n * height + n)
+        assert reported == ["multiples_of_sums"] * 2
+        assert not sizevars.statically_known_multiple_of(tokens + 1, tokens)
+        assert not sizevars.statically_known_multiple_of(tokens, 2 * n * height + 2 * n)
+    assert len(reported) == 2
 
 
 def test_a_remainder_is_compared_without_reciprocals() -> None:

@@ -181,6 +181,39 @@ DIVIDE_STRIDES_EXACTLY = Defect(
 )
 
 
+def _multiple_of_sum(original: Callable[..., bool], sizevars: Any, number: Any, divisor: Any) -> bool:
+    """Whether *number* is a multiple of *divisor*, also where the two are sums that no common factor is taken out of.
+
+    ``simd.py:_split_iteration_ranges`` asks it of sizes whose equality Inductor has proved, so they are written in two
+    ways: ``s*(128*n + 128)`` and ``s*n + s``. Up to torch 2.12 it asked with the ``%`` of sympy, which finds the common
+    divisor. ``Mod`` of torch finds products alone.
+    """
+    if original(sizevars, number, divisor):
+        return True
+    if isinstance(divisor, (int, sympy.Integer)) or not is_multiple(number, divisor):
+        return False
+    report("multiples_of_sums")
+    return True
+
+
+@functools.lru_cache(4096)
+def is_multiple(number: sympy.Expr, divisor: sympy.Expr) -> bool:
+    """Whether *number* over *divisor* is a polynomial of the sizes with whole coefficients."""
+    if len(number.free_symbols) > 20:  # torch does not ask sympy then either
+        return False
+    return bool(sympy.cancel(number / divisor).as_numer_denom()[1] == 1)
+
+
+MULTIPLES_OF_SUMS = Defect(
+    name="multiples_of_sums",
+    effect="SegFormer for images of three dynamic sizes does not compile: 'CantSplit: … not divisible by …'",
+    severity="no code",
+    since=(2, 13, 0),
+    repair="a sum of sizes is divided by another as polynomials are",
+    replaces={"torch._inductor.sizevars:SizeVarAllocator.statically_known_multiple_of": _multiple_of_sum},
+)
+
+
 def _stride_order(original: Callable[..., Sequence[int]], seq: Sequence[Any], shape_env: Any = None) -> Sequence[int]:
     """The order of *seq*, by the shape environment if Python's sort cannot compare two strides.
 
