@@ -248,8 +248,9 @@ def test_a_depthwise_convolution_behind_tokens_of_a_square_image(build: Callable
 @concerned("multiples_of_sums")
 def test_a_sum_of_sizes_is_divided_by_another() -> None:
     shape_env = ShapeEnv()
-    n, height, width = (size.node.expr for size in FakeTensorMode(shape_env=shape_env).from_tensor(
-        torch.empty(3, 5, 7), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3)).shape)  # fmt: skip
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * 3)
+    sizes: Any = FakeTensorMode(shape_env=shape_env).from_tensor(torch.empty(3, 5, 7), symbolic_context=context).shape
+    n, height, width = (size.node.expr for size in sizes)
     tokens = sympy.expand(n * (height + 1) * (width + 1))
     sizevars = SizeVarAllocator(shape_env)
     reported = list[str]()

@@ -185,7 +185,7 @@ def _multiple_of_sum(original: Callable[..., bool], sizevars: Any, number: Any, 
     """Whether *number* is a multiple of *divisor*, also where the two are sums that no common factor is taken out of.
 
     ``simd.py:_split_iteration_ranges`` asks it of sizes whose equality Inductor has proved, so they are written in two
-    ways: ``s*(128*n + 128)`` and ``s*n + s``. Up to torch 2.12 it asked with the ``%`` of sympy, which finds the common
+    ways: ``s*(128*n + 128)`` and ``s*n + s``. Up to torch 2.11 it asked with the ``%`` of sympy, which finds the common
     divisor. ``Mod`` of torch finds products alone.
     """
     if original(sizevars, number, divisor):
@@ -208,7 +208,7 @@ MULTIPLES_OF_SUMS = Defect(
     name="multiples_of_sums",
     effect="SegFormer for images of three dynamic sizes does not compile: 'CantSplit: … not divisible by …'",
     severity="no code",
-    since=(2, 13, 0),
+    since=(2, 12, 0),
     repair="a sum of sizes is divided by another as polynomials are",
     replaces={"torch._inductor.sizevars:SizeVarAllocator.statically_known_multiple_of": _multiple_of_sum},
 )
