@@ -121,7 +121,10 @@ below_adinplaceorview_pool = ContextPool(
 """Contexts in which dispatch also skips the key that bumps version counters."""
 
 
-@functools.cache
+def _keys_of_this_thread() -> tuple[Any, Any]:
+    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+
+
 def _keys_of_a_new_thread() -> tuple[Any, Any]:
     found: list[tuple[Any, Any]] = []
     thread = threading.Thread(target=lambda: found.append(_keys_of_this_thread()))
@@ -130,8 +133,8 @@ def _keys_of_a_new_thread() -> tuple[Any, Any]:
     return found[0]
 
 
-def _keys_of_this_thread() -> tuple[Any, Any]:
-    return torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+# Asked at the import, because from Python 3.12 on a call in an atexit function cannot start a thread.
+_PLAIN_KEYS = _keys_of_a_new_thread()
 
 
 def is_dispatch_plain() -> bool:
@@ -140,7 +143,7 @@ def is_dispatch_plain() -> bool:
     Modes, autocast, transforms, inference mode, torch.jit.trace and the contexts of this module add a key to the
     dispatcher's, or take one away. Forward-mode AD has a level instead.
     """
-    return forward_ad._current_level < 0 and _keys_of_this_thread() == _keys_of_a_new_thread()
+    return forward_ad._current_level < 0 and _keys_of_this_thread() == _PLAIN_KEYS
 
 
 def apply_in_eager(function: Any) -> Callable[..., Any]:
