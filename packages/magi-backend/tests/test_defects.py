@@ -252,12 +252,13 @@ def test_a_sum_of_sizes_is_divided_by_another() -> None:
     sizes: Any = FakeTensorMode(shape_env=shape_env).from_tensor(torch.empty(3, 5, 7), symbolic_context=context).shape
     n, height, width = (size.node.expr for size in sizes)
     tokens = sympy.expand(n * (height + 1) * (width + 1))
+    numbers_in_tokens = n * sympy.expand(128 * (height + 1) * (width + 1))
     sizevars = SizeVarAllocator(shape_env)
     reported = list[str]()
 
-    assert not sizevars.statically_known_multiple_of(n * sympy.expand(128 * (height + 1) * (width + 1)), tokens)
+    assert not sizevars.statically_known_multiple_of(numbers_in_tokens, tokens)
     with repaired([known("multiples_of_sums")], reported.append):
-        assert sizevars.statically_known_multiple_of(n * sympy.expand(128 * (height + 1) * (width + 1)), tokens)
+        assert sizevars.statically_known_multiple_of(numbers_in_tokens, tokens)
         assert sizevars.statically_known_multiple_of(tokens, n * height + n)
         assert reported == ["multiples_of_sums"] * 2
         assert not sizevars.statically_known_multiple_of(tokens + 1, tokens)
