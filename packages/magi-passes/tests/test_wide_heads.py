@@ -41,17 +41,22 @@ def _applies(gm: GraphModule) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("shape", "scale"), [((1, 1, 1100, 512), None), ((2, 2, 600, 384), 0.5), ((1, 1, -1030, 300), None)]
+    ("shape", "scale"), [((1, 1, 1104, 512), None), ((2, 2, 601, 384), 0.5), ((1, 1, -1030, 300), None)]
 )
 def test_the_numbers_of_attention(shape: tuple[int, ...], scale: float | None, dtype: torch.dtype) -> None:
     gm = rewritten(_attention(*shape, dtype=dtype, scale=scale), WideHeadsPass())
     assert not calls(gm, KERNEL)
-    (scores,) = calls(gm, aten.bmm.dtype)
-    # There is no such product on a CPU.
-    scores.target = lambda a, b, dtype: torch.bmm(a.to(dtype), b.to(dtype))
+    for product in calls(gm, aten.bmm.dtype):
+        # There is no such product on a CPU.
+        product.target = lambda a, b, dtype: torch.bmm(a.to(dtype), b.to(dtype))
+    for node in gm.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": "cpu"}
     gm.recompile()
     torch.manual_seed(0)
     q, k, v = (torch.randn([abs(size) for size in shape]).to(dtype) for _ in range(3))
+    # All scores are far below those of a key of zeros.
+    q, k = q.abs(), -k.abs()
     exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), scale=scale)
     found = gm(q, k, v)
     assert found.dtype == dtype
@@ -83,3 +88,12 @@ def test_a_longer_sequence_compiles_once_more() -> None:
     rewritten(gm, WideHeadsPass())
     guards = [str(guard.expr) for guard in length.node.shape_env.guards]
     assert any("268435456" in guard for guard in guards), guards
+
+
+@pytest.mark.parametrize(("length", "padded"), [(4096, False), (4097, True), (-4096, True)])
+def test_rows_of_scores_start_at_multiples_of_16(length: int, padded: bool) -> None:
+    gm = rewritten(_attention(1, 1, length, 512), WideHeadsPass())
+    scores, _ = calls(gm, aten.bmm.dtype)
+    assert len(calls(gm, aten.constant_pad_nd.default)) == 2 * padded
+    stride = torch.fx.experimental.symbolic_shapes.statically_known_true(scores.meta["val"].stride(1) % 16 == 0)
+    assert stride, scores.meta["val"].stride()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from math import prod
@@ -230,7 +230,9 @@ class Writer:
         graph = self._before.graph
         with graph.inserting_before(self._before):
             node = graph.call_function(target, args, kwargs)
-        node.meta["val"] = fake_value(target, torch.fx.node.map_arg(args, lambda n: n.meta["val"]), kwargs)
+        values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+        near = [x.meta.get("val") for x in self._before.all_input_nodes]
+        node.meta["val"] = fake_value(target, values, kwargs, near)
         for key in ("stack_trace", "nn_module_stack", "original_aten", "from_node"):
             if key in self._before.meta:
                 node.meta[key] = self._before.meta[key]
@@ -249,9 +251,9 @@ class Writer:
         return extent if isinstance(extent, int) else self(aten.sym_size.int, x, dim)
 
 
-def fake_value(target: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """``target(*args, **kwargs)`` in the mode of the fake tensors among *args*."""
-    leaves = torch.utils._pytree.tree_leaves(args)  # noqa: SLF001
+def fake_value(target: Callable[..., Any], args: Any, kwargs: Any, near: Sequence[Any] = ()) -> Any:
+    """``target(*args, **kwargs)`` in the mode of the fake tensors among *args*, or else of those *near*."""
+    leaves = torch.utils._pytree.tree_leaves((args, near))  # noqa: SLF001
     mode = next((leaf.fake_mode for leaf in leaves if getattr(leaf, "fake_mode", None) is not None), None)
     if mode is None:
         return target(*args, **kwargs)

@@ -7,7 +7,12 @@ of a matrix product. Products have to store the scores of all queries and keys, 
 which is a guard; longer ones compile once more, and keep the kernel.
 
     scores = (query @ key.mT) * scale    # float32, as in that kernel
-    out = softmax(scores).to(value.dtype) @ value
+    powers = exp(scores - scores.amax(-1, True))
+    out = (powers.to(value.dtype) @ value) / powers.sum(-1, True)
+
+The division comes last, as in flash attention, so that the scores are read twice and not three times. Keys and values
+are padded with zeros to a multiple of 16, because a row of scores that starts at an odd address is read and multiplied
+number by number.
 
 On one H200 (torch 2.11, bfloat16), the kernel takes 3.66 ms for 16,384 queries and keys of 512 numbers, a sixth of the
 decoder of Stable Diffusion XL.
@@ -21,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch.fx import Graph, Node
 
 from magi_passes._framework.compilation import PassContext, Reason
@@ -32,6 +38,8 @@ from magi_passes._graph.strides import strides_kept
 WIDEST_OF_FAST_KERNELS = 256
 FEWEST_SCORES, MOST_SCORES = 2**20, 2**28
 """Fewer take no time; as many take 1.6 GB, in float32 and in half precision."""
+ALIGNED = 16
+"""What Triton wants of a stride to read 16 bytes at once; cuBLAS is content with 8 numbers."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +99,46 @@ def _by_products(write: Writer, attention: Node) -> Node:
     scale: Any = attention.kwargs.get("scale")
     if scale is None:
         scale = query.meta["val"].shape[-1] ** -0.5
+    keys = write.size(key, 1)
+    more = _up_to_a_multiple(write, keys)
+    if more != 0:
+        key, value = (write(aten.constant_pad_nd.default, x, [0, 0, 0, more], 0.0) for x in (key, value))
     transposed = write(aten.permute.default, key, [0, 2, 1])
     # A power of two, as in flash attention. Inductor takes a power of e for the softmax of `prepare_softmax_online`,
     # and warns that it cannot make that of symbolic sizes.
     product = product_in_float32(write, query, transposed)
     scores = write(aten.mul.Tensor, product, scale * math.log2(math.e))
+    if more != 0:
+        scores = _minus_infinity_from(write, scores, keys)
     powers = write(aten.exp2.default, write(aten.sub.Tensor, scores, write(aten.amax.default, scores, [-1], True)))
-    shares = write(aten.div.Tensor, powers, write(aten.sum.dim_IntList, powers, [-1], True))
-    out = write(aten.bmm.default, write(CONVERT, shares, value.meta["val"].dtype), value)
+    # In float32, since a sum of so many may be too large for float16.
+    sums = product_in_float32(write, write(CONVERT, powers, value.meta["val"].dtype), value)
+    out = write(aten.div.Tensor, sums, write(aten.sum.dim_IntList, powers, [-1], True))
     shape = [write.size(operands[0], dim) for dim in range(3)]
+    out = write(CONVERT, out, value.meta["val"].dtype)
     return write(aten.reshape.default, out, [*shape, value.meta["val"].shape[-1]])
+
+
+def _up_to_a_multiple(write: Writer, size: Any) -> Any:
+    """What *size*, an int or the node of a symbol, lacks to the next multiple of `ALIGNED`."""
+    if isinstance(size, int):
+        return -size % ALIGNED
+    # Not ``-size % ALIGNED``: of a sum with a remainder torch does not see that it is a multiple.
+    count = write(operator.floordiv, write(operator.add, size, ALIGNED - 1), ALIGNED)
+    return write(operator.sub, write(operator.mul, count, ALIGNED), size)
+
+
+def _minus_infinity_from(write: Writer, scores: Node, keys: Any) -> Node:
+    """*scores* with those of the padding, which start at column *keys*, as minus infinity, whose power is zero."""
+    like: Any = {"device": scores.meta["val"].device}
+    columns = write(
+        torch.ops.prims.iota.default,
+        write.size(scores, 2),
+        start=0,
+        step=1,
+        dtype=torch.int64,
+        **like,
+        requires_grad=False,
+    )
+    nothing = write(aten.full.default, [], -math.inf, dtype=torch.float32, **like)
+    return write(aten.where.self, write(aten.lt.Scalar, columns, keys), scores, nothing)
