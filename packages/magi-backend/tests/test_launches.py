@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +104,21 @@ def test_a_kernel_that_has_chosen_launches_at_once(in_full: Launched) -> None:
         kernel.run(3, stream=5)
     kernel.run(4, stream=5, benchmark_run=True)
     assert in_full == [(0, 5), (3, 5), (4, 5)]
+
+
+def test_a_kernel_that_two_graphs_launch_is_copied_for_the_cache_of_the_second(in_full: Launched) -> None:
+    for defect in (LAUNCH_STRAIGHT, MEASURE_KERNELS_ALONE):
+        defect.patch()
+    kernel = kernel_of(Launcher())
+    kernel.device_props, kernel.custom_kernel, kernel.triton_meta = SimpleNamespace(type="cuda"), False, {}
+    launches._measuring(lambda _: None, kernel)
+    kernel.run(0, stream=5)
+    kernel.launchers = []  # as in `TritonBundler.put_static_autotuner`
+    saved = pickle.loads(pickle.dumps(copy.deepcopy(kernel)))
+    assert {"run", "bench"} <= vars(kernel).keys()
+    assert not {"run", "bench"} & vars(saved).keys()
+    saved.run(1, stream=5)
+    assert in_full == [(0, 5), (1, 5)]
 
 
 def test_a_kernel_under_a_debug_mode_is_recorded(in_full: Launched) -> None:

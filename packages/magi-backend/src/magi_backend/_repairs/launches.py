@@ -88,6 +88,21 @@ def _is_settled(kernel: Any) -> bool:
     return not (kernel.dump_launch_params or getattr(kernel, "dump_launch_tensors", False))  # 2.10 has the first
 
 
+def _copy_as_torch_made_it() -> None:
+    """Copy kernels for torch's caches without what is set on them here, which is of one process, and not to be pickled.
+
+    A kernel that two graphs have in common is launched before the second graph is saved.
+    """
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    state_of = CachingAutotuner.__getstate__
+
+    def state(kernel: Any) -> dict[str, Any]:
+        return {name: value for name, value in state_of(kernel).items() if name not in ("run", "bench")}
+
+    CachingAutotuner.__getstate__ = state  # type: ignore[method-assign]
+
+
 LAUNCH_STRAIGHT = Defect(
     name="launch_straight",
     effect="a launch of a kernel takes 3 to 10 µs of Python that it does not need, more than a third of its time",
@@ -98,6 +113,7 @@ LAUNCH_STRAIGHT = Defect(
         "torch._inductor.runtime.triton_heuristics:CompileResult._gen_launcher_code": _straight_launcher,
         "torch._inductor.runtime.triton_heuristics:CachingAutotuner._make_launchers": _settling,
     },
+    when_replaced=_copy_as_torch_made_it,
 )
 
 
@@ -181,4 +197,5 @@ MEASURE_KERNELS_ALONE = Defect(
     severity="slower code",
     repair="the GPU has all launches that are measured before it begins with the first",
     replaces={"torch._inductor.runtime.triton_heuristics:CachingAutotuner._make_launchers": _measuring},
+    when_replaced=_copy_as_torch_made_it,
 )
