@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import multiprocessing
 import os
@@ -125,6 +124,8 @@ def measured(
 ) -> Iterator[tuple[Worker, list[Row]]]:
     """The rows of every job as they come; the jobs of a group measure in turn, one repeat each a round.
 
+    Every second round goes backwards, so that no arm always follows the same one.
+
     No process compiles while another measures. So many groups compile together as may live together. A job that failed,
     or that needs no turn, has its rows at once.
     """
@@ -139,8 +140,9 @@ def measured(
         for group in wave:
             in_turn = [waiting[job] for job in group if job in waiting]
             # The first command makes a process ready to measure.
-            for _, worker in itertools.product(range(1 + limits.repeats), in_turn):
-                worker.ask(_REPEAT, limits.step_seconds)
+            for turn in range(1 + limits.repeats):
+                for worker in in_turn[:: -1 if turn % 2 else 1]:
+                    worker.ask(_REPEAT, limits.step_seconds)
             for worker in in_turn:
                 worker.ask(_REPORT, limits.step_seconds)
                 yield worker, worker.result()

@@ -222,10 +222,23 @@ def test_the_same_numbers(shape: tuple[int, ...], groups: int, offset: float) ->
     weight, bias = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
     assert _reductions(decomposed(norm, x, weight, bias)) == [[2, 3]]
     gm = _by_channel(norm, x, weight, bias)
-    assert _reductions(gm) == [list(range(2, len(shape))), [2]]
+    pixels = list(range(2, len(shape)))
+    assert _reductions(gm) == [[2]]
+    assert [node.args[1] for node in calls(gm, aten.mean.dim)] == [pixels, pixels, [2]]
     flat = (2, groups, 8 // groups, x[0, 0].numel())
     assert not [node for node in gm.graph.nodes if getattr(node.meta.get("val"), "shape", None) == flat]
     torch.testing.assert_close(gm(x, weight, bias), norm(x, weight, bias), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("offset", [1e3, -1e5])
+@pytest.mark.parametrize("outlier", [0.0, 100.0])
+def test_a_mean_far_from_zero_costs_no_digits_of_the_variance(offset: float, outlier: float) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 8, 40, 50) + offset
+    x[..., 0, 0] += outlier
+    x[:, :4] = offset  # two groups of one number
+    gm = _by_channel(lambda x: group_norm(x, 4), x)
+    torch.testing.assert_close(gm(x).double(), group_norm(x.double(), 4), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("has_weight", [True, False])
@@ -242,9 +255,10 @@ def test_weight_and_bias_become_one_product_and_one_sum(
     if memory == "channels last":
         given = given[0].contiguous(memory_format=torch.channels_last), *given[1:]
     gm = _by_channel(norm, *given)
-    calls = [node for node in gm.graph.nodes if _is_elementwise_on(node, given[0].shape)]
-    assert [node.target for node in calls] == [torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor]
-    stored = [node.args[1] for node in calls]
+    of_moments, *normalising = [node for node in gm.graph.nodes if _is_elementwise_on(node, given[0].shape)][1:]
+    assert of_moments.args[0] is of_moments.args[1]
+    assert [node.target for node in normalising] == [torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor]
+    stored = [node.args[1] for node in normalising]
     assert {node.target for node in stored} == {_torch_compat.compiling.channels_last_ops()[0]}
     assert {tuple(node.meta["val"].shape) for node in stored} == {(2, 8, 1, 1)}
     torch.testing.assert_close(gm(*given), norm(*given))

@@ -11,6 +11,11 @@ division:
 
 which is exact, because all channels have equally many pixels (Chan, Golub and LeVeque, 1979).
 
+The moments of a channel come from two sums, of ``x - first`` and of its square. The first pixel is taken away so that a
+mean far from zero costs no digits. ``var_mean`` moves a mean, with a division for each number (Welford, 1962). For 256
+channels of 1000 x 1000 of constant size it takes 298 µs in place of 151, and 447 in place of 234 if the size is
+symbolic (one H200, torch 2.11).
+
 The normalisation reads the same flattened view, and computes the row and frame of every element again (``(x + w * y + h
 * w * t) // (h * w) % frames``). It needs only the two numbers of the element's group, so it is moved to the image, with
 the numbers repeated for each channel. If a weight and a bias for each channel follow, the four numbers become two, as
@@ -130,9 +135,9 @@ def _rewrite(moments: GroupMoments) -> None:
         image = write(CONVERT, image, moments.dtype)
     batch, channels = image.meta["val"].shape[:2]
     grouped = [batch, moments.groups, channels // moments.groups]
-    pixels = list(range(2, image.meta["val"].dim()))
-    within, means = (write(aten.view.default, x, grouped) for x in _var_mean(write, image, pixels, keepdim=False))
-    between, mean = _var_mean(write, means, [2], keepdim=True)
+    within, means = (write(aten.view.default, x, grouped) for x in _moments_of_channels(write, image))
+    both = write(aten.var_mean.correction, means, [2], correction=0, keepdim=True)
+    between, mean = (write(operator.getitem, both, place) for place in (0, 1))
     variance = write(aten.add.Tensor, write(aten.mean.dim, within, [2], True), between)
     results = [write(aten.unsqueeze.default, value, -1) for value in (variance, mean)]
     for user in list(moments.node.users):
@@ -216,6 +221,14 @@ def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
     return write(aten.reshape.default, repeated, [batch, channels, *[1] * (image.meta["val"].dim() - 2)])
 
 
-def _var_mean(write: Writer, x: Node, dims: list[int], *, keepdim: bool) -> tuple[Node, Node]:
-    both = write(aten.var_mean.correction, x, dims, correction=0, keepdim=keepdim)
-    return write(operator.getitem, both, 0), write(operator.getitem, both, 1)
+def _moments_of_channels(write: Writer, image: Node) -> tuple[Node, Node]:
+    """The variance and the mean of each channel of *image*, (batch, channels, 1, …), from two sums."""
+    pixels = list(range(2, image.meta["val"].dim()))
+    first = image
+    for dim in pixels:
+        first = write(aten.slice.Tensor, first, dim, 0, 1)
+    centred = write(aten.sub.Tensor, image, first)
+    squares, mean = (write(aten.mean.dim, x, pixels, True) for x in (write(aten.mul.Tensor, centred, centred), centred))
+    variance = write(aten.sub.Tensor, squares, write(aten.mul.Tensor, mean, mean))
+    # It may round to less than nothing.
+    return write(aten.clamp_min.default, variance, 0), write(aten.add.Tensor, mean, first)
