@@ -100,7 +100,7 @@ def _copy_as_torch_made_it() -> None:
     def state(kernel: Any) -> dict[str, Any]:
         return {name: value for name, value in state_of(kernel).items() if name not in ("run", "bench")}
 
-    CachingAutotuner.__getstate__ = state  # type: ignore[method-assign]
+    CachingAutotuner.__getstate__ = state  # type: ignore[assignment, method-assign]
 
 
 LAUNCH_STRAIGHT = Defect(
