@@ -138,9 +138,9 @@ def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequenc
         return make_fx(fn, tracing_mode="real")(*fakes)
 
 
-def decomposed(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
+def decomposed(fn: Any, *args: torch.Tensor, sizes: str = "fake") -> torch.fx.GraphModule:
     """The graph of ``fn(*args)`` as Inductor's hooks see it: group norms, for example, are taken apart."""
-    return make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="fake")(*args)
+    return make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode=sizes)(*args)
 
 
 def rewritten(gm: torch.fx.GraphModule, *passes: MagiInductorPass) -> torch.fx.GraphModule:

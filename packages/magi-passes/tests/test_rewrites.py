@@ -203,8 +203,8 @@ def test_through_inductor_cold_and_warm(inductor: Any, grad: bool) -> None:
     assert len(set(graphs)) == 1, "one cached frame is a size that torch sets apart, with the guard and without"
 
 
-def _by_channel(fn: Any, *args: torch.Tensor) -> torch.fx.GraphModule:
-    return rewritten(decomposed(fn, *args), ChannelMomentsPass(always=True))
+def _by_channel(fn: Any, *args: torch.Tensor, sizes: str = "fake") -> torch.fx.GraphModule:
+    return rewritten(decomposed(fn, *args, sizes=sizes), ChannelMomentsPass(always=True))
 
 
 def _reductions(gm: torch.fx.GraphModule) -> list[list[int]]:
@@ -228,6 +228,17 @@ def test_the_same_numbers(shape: tuple[int, ...], groups: int, offset: float) ->
     flat = (2, groups, 8 // groups, x[0, 0].numel())
     assert not [node for node in gm.graph.nodes if getattr(node.meta.get("val"), "shape", None) == flat]
     torch.testing.assert_close(gm(x, weight, bias), norm(x, weight, bias), rtol=1e-8, atol=1e-8)
+
+
+def test_a_batch_of_symbolic_size() -> None:
+    def norm(pixels: torch.Tensor) -> torch.Tensor:
+        numbers = torch.arange(1.0, 9.0, dtype=pixels.dtype)
+        return group_norm(pixels[:, None] * numbers[:, None, None], 4, numbers, numbers)
+
+    gm = _by_channel(norm, torch.randn(2, 5, 7, dtype=torch.float64), sizes="symbolic")
+    assert _reductions(gm) == [[2]]
+    other = torch.randn(3, 4, 9, dtype=torch.float64)
+    torch.testing.assert_close(gm(other), norm(other))
 
 
 @pytest.mark.parametrize("offset", [1e3, -1e5])

@@ -30,6 +30,7 @@ each element would load the four numbers and the sums that they are made of, and
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -120,8 +121,8 @@ def _read(node: Node) -> GroupMoments | None:
         dtype in (torch.float32, torch.float64)
         and len(seen) == 4
         and len(shape) >= 4
-        and all(isinstance(extent, int) for extent in (shape[0], seen[0], shape[1], seen[1], seen[2]))
-        and shape[0] == seen[0]
+        and all(isinstance(extent, int) for extent in (shape[1], seen[1], seen[2]))
+        and statically_known_true(shape[0] == seen[0])
         and shape[1] == seen[1] * seen[2]
     )
     assert converted or dtype == image.meta["val"].dtype or not fits
@@ -133,8 +134,7 @@ def _rewrite(moments: GroupMoments) -> None:
     image = moments.image
     if image.meta["val"].dtype != moments.dtype:
         image = write(CONVERT, image, moments.dtype)
-    batch, channels = image.meta["val"].shape[:2]
-    grouped = [batch, moments.groups, channels // moments.groups]
+    grouped = [write.size(image, 0), moments.groups, image.meta["val"].shape[1] // moments.groups]
     within, means = (write(aten.view.default, x, grouped) for x in _moments_of_channels(write, image))
     both = write(aten.var_mean.correction, means, [2], correction=0, keepdim=True)
     between, mean = (write(operator.getitem, both, place) for place in (0, 1))
@@ -188,9 +188,10 @@ def _other_operand(call: Node, target: Any, image: Node) -> Node | None:
 def _is_of_channels(x: Node, image: Node) -> bool:
     """Whether *x* is one number for each channel of *image*, (batch or 1, channels, 1, …), and not of a wider type."""
     ours, theirs = x.meta["val"], image.meta["val"]
-    shape, (batch, channels) = tuple(ours.shape), theirs.shape[:2]
+    batch, channels = theirs.shape[:2]
     of_channels = [(one_or_batch, channels, *[1] * (theirs.dim() - 2)) for one_or_batch in (1, batch)]
-    return shape in of_channels and torch.promote_types(ours.dtype, theirs.dtype) == theirs.dtype
+    has_shape = any(_same_shape(ours.shape, shape) for shape in of_channels)
+    return has_shape and torch.promote_types(ours.dtype, theirs.dtype) == theirs.dtype
 
 
 def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node, Node]]:
@@ -202,21 +203,22 @@ def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node
         for scaled in centred.users
         if scaled.target is aten.mul.Tensor
         for factor in scaled.args  # one number for each group: (batch, groups, 1, 1)
-        if factor is not centred and isinstance(factor, torch.fx.Node) and tuple(factor.meta["val"].shape[2:]) == (1, 1)
+        if factor is not centred and isinstance(factor, torch.fx.Node)
+        if _same_shape(factor.meta["val"].shape[2:], (1, 1))
         for back in scaled.users
-        if back.target in (aten.view.default, aten.reshape.default) and _same_shape(back, image)
+        if back.target in (aten.view.default, aten.reshape.default)
+        if _same_shape(back.meta["val"].shape, image.meta["val"].shape)
     ]
 
 
-def _same_shape(x: Node, y: Node) -> bool:
-    shapes = x.meta["val"].shape, y.meta["val"].shape
-    return len(shapes[0]) == len(shapes[1]) and all(statically_known_true(a == b) for a, b in zip(*shapes, strict=True))
+def _same_shape(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether the shapes are equal for all sizes."""
+    return len(ours) == len(theirs) and all(statically_known_true(a == b) for a, b in zip(ours, theirs, strict=True))
 
 
 def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
     """*of_groups*, (batch, groups, 1, 1), as (batch, channels, 1, …), which broadcasts over *image*."""
-    batch, groups = of_groups.meta["val"].shape[:2]
-    channels = image.meta["val"].shape[1]
+    batch, groups, channels = write.size(of_groups, 0), of_groups.meta["val"].shape[1], image.meta["val"].shape[1]
     repeated = write(aten.expand.default, of_groups, [batch, groups, channels // groups, 1])
     return write(aten.reshape.default, repeated, [batch, channels, *[1] * (image.meta["val"].dim() - 2)])
 
