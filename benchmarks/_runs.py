@@ -40,7 +40,7 @@ def parser_of(name: str, description: str | None, arms: Sequence[str]) -> argpar
     parser.add_argument("--code", action="store_true", help="keep the generated code, in a zip file beside the rows")
     parser.add_argument("--compiling", type=int, default=os.cpu_count() or 1, help="processes that compile at once")
     parser.add_argument("--living", type=int, default=48, help="processes that hold memory of the GPU at once")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=10, help="rounds, of which every second goes backwards")
     parser.add_argument("--compile-seconds", type=float, default=240.0, help="of one case, before it is given up")
     parser.add_argument("--seconds", type=float, default=math.inf, help="of all compilations, before the rest is left")
     parser.add_argument("--step-seconds", type=float, default=60.0, help="of one measurement, before it is given up")
