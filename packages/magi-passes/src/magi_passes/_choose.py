@@ -3,7 +3,9 @@
 
 The cost model asks three questions of the graph, with the sizes of the example inputs:
 
-1. Are convolutions most of its arithmetic (`conv_share`)? If not, the graph stays as it is.
+1. Are convolutions a quarter of its arithmetic (`conv_share`)? If not, the graph stays as it is. The half of SDXL's
+   UNet that goes down has 40%, beside its transformers: channels-first, 13 of its convolutions copied what they read
+   and wrote, 0.5 ms of 34 (one H200, torch 2.11).
 2. Are most of those convolutions 3D with few taps, in half precision on CUDA (`TemporalConvPass`)? Then they become 2D,
    and channels-last is forced, because their inputs are written that way.
 3. Otherwise, is channels-last expected to be faster (`ConvLayoutPass`)?
@@ -101,11 +103,11 @@ class ConvChooser(CheckedPass):
     layout: bool = True
     nd_tiling: bool = True
     max_tiles: int = 3
-    min_share: float = 0.5
+    min_share: float = 0.25
     tune_seconds: float | None = None
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """It applies if convolutions are most of the work, and some passes are expected, or measured, to be faster."""
+        """It applies if convolutions are enough of the work, and some passes are expected, or measured, to be faster."""
         share = conv_share(graph).flops
         if share < self.min_share:
             return Reason(False, f"{share:.0%} of the arithmetic is in convolutions")
