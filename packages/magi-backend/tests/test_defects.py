@@ -20,6 +20,7 @@ from magi_backend._repairs.sizes import cancelled, computed_once, value_of_quoti
 from magi_backend._torch_compat.compiling import owner_of, torch_release
 from torch import Tensor, nn
 from torch._dynamo import guards as guards_of_dynamo
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor import ir
 from torch._inductor.sizevars import SizeVarAllocator
 from torch._inductor.virtualized import V
@@ -510,11 +511,65 @@ def test_each_size_of_a_training_step_is_right(kind: str) -> None:
             x = given(size)
             assert agree(gradients(layers, ours, x), gradients(layers, layers, x), atol=1e-5), size
 
-    named = {name for name in repairs(collector) if known(name).severity != "slower code"}
+    named = {name for name in repairs(collector) if known(name).severity not in {"slower code", "more graphs"}}
     needed = {"order_symbolic_strides", "keep_mutation_order"} if kind in {"attention", "up"} else set()
     of_strides = {"keep_saved_strides_symbolic"} & {defect.name for defect in active_defects()}
     assert named <= of_strides | needed
     assert kind != "convolution" or named == of_strides
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "average": lambda x: F.adaptive_avg_pool2d(x, 7),
+    "one dimension": lambda x: F.adaptive_avg_pool1d(x.flatten(2), 7),
+    "largest": lambda x: F.adaptive_max_pool2d(x, 7),
+    "half": lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, x.shape[3] // 2)),
+    "area": lambda x: F.interpolate(x, scale_factor=0.5, mode="area"),
+    "larger": lambda x: F.adaptive_avg_pool2d(x, (2 * x.shape[2] + 1, 5)),
+}
+COMPILES = {"average", "one dimension", "largest"}
+
+
+@pytest.mark.parametrize("kind", POOLS)
+def test_a_pool_is_compiled_once_for_all_images(kind: str) -> None:
+    def pool(x: Tensor) -> Tensor:
+        return POOLS[kind](x.relu())
+
+    images = [torch.randn(2, 3, *size) for size in ((45, 61), (46, 64), (20, 33))]
+    stock = CompileCounterWithBackend("inductor")
+    compiled = torch.compile(pool, backend=stock, dynamic=True)
+    if kind in COMPILES:
+        for x in images:
+            compiled(x)
+        assert stock.frame_count == len(images)
+    else:
+        with pytest.raises(torch._inductor.exc.InductorError, match="cannot determine truth value"):
+            compiled(images[0])
+    torch.compiler.reset()
+
+    counter = CompileCounterWithBackend("magi")
+    with collecting(Collector()) as collector:
+        ours = torch.compile(pool, backend=counter, dynamic=True)
+        for x in images:
+            torch.testing.assert_close(ours(x), pool(x))
+    assert counter.frame_count == 1
+    assert repairs(collector) == ["pool_symbolic_images"]
+
+
+def test_convolutions_are_compiled_once_for_all_images_of_a_training() -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.Upsample(scale_factor=2), nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(5)
+    )
+    counter, frames = CompileCounterWithBackend("magi"), []
+    with collecting(Collector()) as collector:
+        ours = torch.compile(layers, backend=counter, dynamic=True)
+        for size in ((45, 61), (46, 64), (20, 33)):
+            x = torch.randn(2, 3, *size)
+            assert agree(gradients(layers, ours, x), gradients(layers, layers, x), atol=1e-4), size
+            frames.append(counter.frame_count)
+    assert len(set(frames)) == 1
+    active = {defect.name for defect in active_defects()}
+    assert {"pool_symbolic_images", "train_symbolic_convolutions"} & active <= set(repairs(collector))
 
 
 HAS_QUOTIENTS = pytest.mark.skipif(torch_release() < (2, 11), reason="torch 2.10 does not compile it")

@@ -107,7 +107,7 @@ class ConvChooser(CheckedPass):
     tune_seconds: float | None = None
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
-        """It applies if convolutions are enough of the work, and some passes are expected, or measured, to be faster."""
+        """It applies if convolutions are enough of the work, and some passes are expected, or measured, to pay."""
         share = conv_share(graph).flops
         if share < self.min_share:
             return Reason(False, f"{share:.0%} of the arithmetic is in convolutions")

@@ -281,6 +281,72 @@ KEEP_SAVED_STRIDES_SYMBOLIC = Defect(
 )
 
 
+_SPECIALISING = {
+    torch.ops.aten._adaptive_avg_pool2d.default,
+    torch.ops.aten.adaptive_max_pool2d.default,
+    torch.ops.aten.upsample_nearest2d_backward.default,
+}
+
+
+def _kernels_for_symbolic_images(original: Callable[..., bool], node: Node, *args: Any, **kwargs: Any) -> bool:
+    """Have an operator whose lowering makes its sizes constant called as a kernel if a size is symbolic.
+
+    The lowerings write one term for each pixel of a window, and ask for height and width with ``guard_int``
+    (torch/_inductor/lowering.py), even where they then call the kernel because there are more than 25. Where the output
+    size is symbolic too, they compare a symbolic number with 25, which ends with a TypeError.
+    """
+    if original(node, *args, **kwargs):
+        return True
+    if node.target not in _SPECIALISING:
+        return False
+    sizes = [*node.args[0].meta["val"].shape[-2:], *map_arg(node.args[1], lambda size: size.meta["val"])]  # type: ignore[union-attr, misc]
+    if not any(isinstance(size, torch.SymInt) for size in sizes):
+        return False
+    report("pool_symbolic_images")
+    return True
+
+
+POOL_SYMBOLIC_IMAGES = Defect(
+    name="pool_symbolic_images",
+    effect="a model with an adaptive pool, or a nearest upsampling that is trained, is compiled for each size of an "
+    "image, until torch's limit; with a symbolic output size, as for 'area', it is not compiled at all: 'cannot "
+    "determine truth value of Relational'",
+    severity="no code",
+    repair="the operator is called as a kernel, which takes any size",
+    replaces={"torch._inductor.graph:fallback_node_due_to_unsupported_type": _kernels_for_symbolic_images},
+)
+
+
+def _kernels_for_symbolic_gradients(original: Callable[..., bool], node: Node, *args: Any, **kwargs: Any) -> bool:
+    """Have the gradient of an image of symbolic size computed by ATen's kernel, as up to 2.12.
+
+    ``convolution_backward_lowering`` (torch/_inductor/kernel/conv.py), which is new in 2.13, finds the order of its
+    strides with ``guard_int_seq``, which makes them constant. Where Inductor has chosen channels-last it does not.
+    """
+    from torch._inductor.virtualized import V
+
+    if original(node, *args, **kwargs):
+        return True
+    if node.target is not torch.ops.aten.convolution_backward.default:
+        return False
+    image, is_wanted = node.args[1].meta["val"], node.args[-1][0]  # type: ignore[union-attr, index]
+    is_symbolic = any(isinstance(size, torch.SymInt) for size in image.shape)
+    if not is_wanted or not is_symbolic or (V.graph.layout_opt and image.dim() == 4):
+        return False
+    report("train_symbolic_convolutions")
+    return True
+
+
+TRAIN_SYMBOLIC_CONVOLUTIONS = Defect(
+    name="train_symbolic_convolutions",
+    effect="a convolutional model that is trained is compiled for each size of an image, until torch's limit",
+    severity="more graphs",
+    since=(2, 13, 0),
+    repair="gradients of a convolution are computed by ATen's kernel, which takes any size",
+    replaces={"torch._inductor.graph:fallback_node_due_to_unsupported_type": _kernels_for_symbolic_gradients},
+)
+
+
 def _ask_once(original: Callable[..., None], builder: Any, code_parts: list[str], *args: Any, **kwargs: Any) -> None:
     """Guards on sizes of which the first that computes a number names it for the others.
 
