@@ -8,7 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from magi_passes import MagiInductorPass, PassContext, Reason, _torch_compat
@@ -138,7 +138,7 @@ def trace(fn: Callable[..., Any], args: Sequence[torch.Tensor], dynamic: Sequenc
         return make_fx(fn, tracing_mode="real")(*fakes)
 
 
-def decomposed(fn: Any, *args: torch.Tensor, sizes: str = "fake") -> torch.fx.GraphModule:
+def decomposed(fn: Any, *args: torch.Tensor, sizes: Literal["fake", "symbolic"] = "fake") -> torch.fx.GraphModule:
     """The graph of ``fn(*args)`` as Inductor's hooks see it: group norms, for example, are taken apart."""
     return make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode=sizes)(*args)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -203,7 +203,7 @@ def test_through_inductor_cold_and_warm(inductor: Any, grad: bool) -> None:
     assert len(set(graphs)) == 1, "one cached frame is a size that torch sets apart, with the guard and without"
 
 
-def _by_channel(fn: Any, *args: torch.Tensor, sizes: str = "fake") -> torch.fx.GraphModule:
+def _by_channel(fn: Any, *args: torch.Tensor, sizes: Literal["fake", "symbolic"] = "fake") -> torch.fx.GraphModule:
     return rewritten(decomposed(fn, *args, sizes=sizes), ChannelMomentsPass(always=True))
 
 
