@@ -525,8 +525,9 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "half": lambda x: F.adaptive_avg_pool2d(x, (x.shape[2] // 2, x.shape[3] // 2)),
     "area": lambda x: F.interpolate(x, scale_factor=0.5, mode="area"),
     "larger": lambda x: F.adaptive_avg_pool2d(x, (2 * x.shape[2] + 1, 5)),
+    "gate": lambda x: F.glu(torch.cat([x, 2 * x], 2), 2),
 }
-COMPILES = {"average", "one dimension", "largest"}
+COMPILES = {"average", "one dimension", "largest", "gate"}
 
 
 @pytest.mark.parametrize("kind", POOLS)
@@ -553,6 +554,26 @@ def test_a_pool_is_compiled_once_for_all_images(kind: str) -> None:
             torch.testing.assert_close(ours(x), pool(x))
     assert counter.frame_count == 1
     assert repairs(collector) == ["pool_symbolic_images"]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        lambda x: torch.linspace(0, 1, x.shape[0]),
+        lambda x: torch.linspace(0.5, x.shape[0] - 0.5, x.shape[0], dtype=torch.float64),
+        lambda x: torch.linspace(start=x[0], end=-3.0, steps=x.shape[0] // 2, dtype=torch.float32, device="cpu"),
+        lambda x: torch.linspace(2.0, 1.0, x.shape[0] // 40),
+    ],
+    ids=["numbers", "sizes", "a tensor and names", "one step"],
+)
+def test_points_are_spaced_by_a_symbolic_size(points: Callable[[Tensor], Tensor]) -> None:
+    with collecting(Collector()) as collector:
+        ours = torch.compile(lambda x: 2 * points(x), backend="magi", dynamic=True)
+        for size in (61, 64, 43, 79):
+            x = torch.randn(size)
+            torch.testing.assert_close(ours(x), 2 * points(x))
+    assert len(collector.compilations()) == 1
+    assert repairs(collector) == ["space_symbolic_steps"]
 
 
 def test_convolutions_are_compiled_once_for_all_images_of_a_training() -> None:

@@ -129,6 +129,55 @@ def _wrap_symfloat(original: Callable[..., Any], builder: Any, value: float) -> 
     return found
 
 
+def _call_with_symbolic_steps(original: Callable[..., Any], function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    """``torch.linspace`` of a symbolic number of steps as arithmetic on ``torch.arange``.
+
+    The schema of ``aten::linspace`` says ``int steps``, not ``SymInt``, so the number is made constant. The reference
+    points of Deformable DETR and its kin are such numbers, one for each row and column of an image.
+    """
+    from torch._dynamo.variables.base import VariableTracker
+    from torch._dynamo.variables.tensor import SymNodeVariable
+
+    if function.value is not torch.linspace or not is_our_backend(tx.output.compiler_fn):
+        return original(function, tx, args, kwargs)
+    given = dict(zip(("start", "end", "steps"), args, strict=False)) | kwargs
+    dtype = given.get("dtype")
+    is_floating = dtype is None or not dtype.is_python_constant() or _is_floating(dtype.as_python_constant())
+    is_plain = given.keys() <= {"start", "end", "steps", "dtype", "device"} and len(args) <= 3
+    if not isinstance(given.get("steps"), SymNodeVariable) or not is_floating or not is_plain:
+        return original(function, tx, args, kwargs)
+    note_in_capture(tx.output, "space_symbolic_steps")
+    return tx.inline_user_function_return(VariableTracker.build(tx, evenly_spaced), args, kwargs)
+
+
+def _is_floating(dtype: torch.dtype | None) -> bool:
+    return dtype is None or dtype.is_floating_point
+
+
+def evenly_spaced(
+    start: Any, end: Any, steps: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+) -> torch.Tensor:
+    """``torch.linspace(start, end, steps)``, with the operations of ``linspace`` in torch/_refs/__init__.py."""
+    wanted = torch.get_default_dtype() if dtype is None else dtype
+    if steps < 2:
+        return torch.zeros(steps, dtype=wanted, device=device).add(start)
+    wide = torch.float64 if wanted == torch.float64 else torch.float32
+    places = torch.arange(steps, dtype=wide, device=device)
+    step = (end - start) / (steps - 1)
+    numbers = torch.where(places < steps // 2, start + places * step, end - (steps - 1 - places) * step)
+    return numbers.to(wanted)
+
+
+SPACE_SYMBOLIC_STEPS = Defect(
+    name="space_symbolic_steps",
+    effect="a model that calls torch.linspace with a size, as Deformable DETR does, is compiled for each size",
+    severity="more graphs",
+    repair="torch.linspace is computed from torch.arange, which takes any size",
+    replaces={"torch._dynamo.variables.torch:TorchInGraphFunctionVariable.call_function": _call_with_symbolic_steps},
+    is_in_capture=True,
+)
+
+
 KEEP_FLOATS_OF_MODULES = Defect(
     name="keep_floats_of_modules",
     effect="each float attribute of a module is a tensor that every call makes and reads, and kernels fuse less",

@@ -281,11 +281,17 @@ KEEP_SAVED_STRIDES_SYMBOLIC = Defect(
 )
 
 
-_SPECIALISING = {
-    torch.ops.aten._adaptive_avg_pool2d.default,
-    torch.ops.aten.adaptive_max_pool2d.default,
-    torch.ops.aten.upsample_nearest2d_backward.default,
+def _of_image(image: torch.Tensor, sizes: Sequence[int], *_: Any) -> tuple[int, ...]:
+    return *image.shape[-2:], *sizes
+
+
+_MADE_CONSTANT: dict[Any, Callable[..., tuple[int, ...]]] = {
+    torch.ops.aten._adaptive_avg_pool2d.default: _of_image,
+    torch.ops.aten.adaptive_max_pool2d.default: _of_image,
+    torch.ops.aten.upsample_nearest2d_backward.default: _of_image,
+    torch.ops.aten.glu.default: lambda x, dim=-1: (x.shape[dim],),
 }
+"""The sizes that the lowering of an operator makes constant."""
 
 
 def _kernels_for_symbolic_images(original: Callable[..., bool], node: Node, *args: Any, **kwargs: Any) -> bool:
@@ -297,9 +303,9 @@ def _kernels_for_symbolic_images(original: Callable[..., bool], node: Node, *arg
     """
     if original(node, *args, **kwargs):
         return True
-    if node.target not in _SPECIALISING:
+    if node.target not in _MADE_CONSTANT:
         return False
-    sizes = [*node.args[0].meta["val"].shape[-2:], *map_arg(node.args[1], lambda size: size.meta["val"])]  # type: ignore[union-attr, misc]
+    sizes = _MADE_CONSTANT[node.target](*map_arg(node.args, lambda operand: operand.meta["val"]))
     if not any(isinstance(size, torch.SymInt) for size in sizes):
         return False
     report("pool_symbolic_images")
