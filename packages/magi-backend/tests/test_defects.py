@@ -576,6 +576,24 @@ def test_points_are_spaced_by_a_symbolic_size(points: Callable[[Tensor], Tensor]
     assert repairs(collector) == ["space_symbolic_steps"]
 
 
+@pytest.mark.parametrize(
+    "points",
+    [
+        lambda x: torch.linspace(0, 9, x.shape[0], dtype=torch.int32),
+        lambda x: torch.linspace(0, 1j, x.shape[0]),
+        lambda x: torch.linspace(0, 1, x.shape[0], out=torch.empty(0)),
+    ],
+    ids=["integers", "complex numbers", "out"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_other_points_are_left_to_torch(points: Callable[[Tensor], Tensor]) -> None:
+    with collecting(Collector()) as collector:
+        ours = torch.compile(points, backend="magi", dynamic=True)
+        x = torch.randn(61)
+        torch.testing.assert_close(ours(x), points(x))
+    assert "space_symbolic_steps" not in repairs(collector)
+
+
 def test_convolutions_are_compiled_once_for_all_images_of_a_training() -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(

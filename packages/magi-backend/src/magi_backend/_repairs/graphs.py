@@ -141,17 +141,20 @@ def _call_with_symbolic_steps(original: Callable[..., Any], function: Any, tx: A
     if function.value is not torch.linspace or not is_our_backend(tx.output.compiler_fn):
         return original(function, tx, args, kwargs)
     given = dict(zip(("start", "end", "steps"), args, strict=False)) | kwargs
-    dtype = given.get("dtype")
-    is_floating = dtype is None or not dtype.is_python_constant() or _is_floating(dtype.as_python_constant())
     is_plain = given.keys() <= {"start", "end", "steps", "dtype", "device"} and len(args) <= 3
-    if not isinstance(given.get("steps"), SymNodeVariable) or not is_floating or not is_plain:
+    is_floating = is_plain and all(_makes_floats(value) for name, value in given.items() if name != "device")
+    if not is_floating or not isinstance(given.get("steps"), SymNodeVariable):
         return original(function, tx, args, kwargs)
     note_in_capture(tx.output, "space_symbolic_steps")
     return tx.inline_user_function_return(VariableTracker.build(tx, evenly_spaced), args, kwargs)
 
 
-def _is_floating(dtype: torch.dtype | None) -> bool:
-    return dtype is None or dtype.is_floating_point
+def _makes_floats(argument: Any) -> bool:
+    """Whether no *argument* of ``torch.linspace`` like this asks for numbers that are complex or rounded down."""
+    value = argument.as_python_constant() if argument.is_python_constant() else None
+    if isinstance(value, torch.dtype):
+        return value.is_floating_point
+    return not isinstance(value, complex) and not getattr(getattr(argument, "dtype", None), "is_complex", False)
 
 
 def evenly_spaced(
