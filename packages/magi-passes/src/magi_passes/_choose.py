@@ -5,8 +5,7 @@ The cost model asks three questions of the graph, with the sizes of the example 
 
 1. Are convolutions three eighths of its arithmetic (`conv_share`)? If not, the graph stays as it is. The half of
    SDXL's UNet that goes down has 40%, beside its transformers: channels-first, 13 of its convolutions copied what they
-   read and wrote, 0.5 ms of 34 (one H200, torch 2.11). Less was not tried: wav2vec 2.0 has
-   36%, of one dimension.
+   read and wrote, 0.5 ms of 34 (one H200, torch 2.11). Less was not tried: wav2vec 2.0 has 36%, of one dimension.
 2. Are most of those convolutions 3D with few taps, in half precision on CUDA (`TemporalConvPass`)? Then they become 2D,
    and channels-last is forced, because their inputs are written that way.
 3. Otherwise, is channels-last expected to be faster (`ConvLayoutPass`)?
