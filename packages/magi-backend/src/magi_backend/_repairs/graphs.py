@@ -135,11 +135,11 @@ def _call_with_symbolic_steps(original: Callable[..., Any], function: Any, tx: A
     The schema of ``aten::linspace`` says ``int steps``, not ``SymInt``, so the number is made constant. The reference
     points of Deformable DETR and its kin are such numbers, one for each row and column of an image.
     """
+    if function.value is not torch.linspace or not is_our_backend(tx.output.compiler_fn):
+        return original(function, tx, args, kwargs)
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.tensor import SymNodeVariable
 
-    if function.value is not torch.linspace or not is_our_backend(tx.output.compiler_fn):
-        return original(function, tx, args, kwargs)
     given = dict(zip(("start", "end", "steps"), args, strict=False)) | kwargs
     is_plain = given.keys() <= {"start", "end", "steps", "dtype", "device"} and len(args) <= 3
     is_floating = is_plain and all(_makes_floats(value) for name, value in given.items() if name != "device")
@@ -150,7 +150,7 @@ def _call_with_symbolic_steps(original: Callable[..., Any], function: Any, tx: A
 
 
 def _makes_floats(argument: Any) -> bool:
-    """Whether no *argument* of ``torch.linspace`` like this asks for numbers that are complex or rounded down."""
+    """Whether *argument* of ``torch.linspace`` asks for neither complex nor whole numbers."""
     value = argument.as_python_constant() if argument.is_python_constant() else None
     if isinstance(value, torch.dtype):
         return value.is_floating_point

@@ -88,6 +88,7 @@ def _is_settled(kernel: Any) -> bool:
     return not (kernel.dump_launch_params or getattr(kernel, "dump_launch_tensors", False))  # 2.10 has the first
 
 
+@functools.cache  # two repairs need it
 def _copy_as_torch_made_it() -> None:
     """Copy kernels for torch's caches without what is set on them here, which is of one process, and not to be pickled.
 

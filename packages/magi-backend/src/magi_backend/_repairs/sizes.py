@@ -285,62 +285,60 @@ def _of_image(image: torch.Tensor, sizes: Sequence[int], *_: Any) -> tuple[int, 
     return *image.shape[-2:], *sizes
 
 
-_MADE_CONSTANT: dict[Any, Callable[..., tuple[int, ...]]] = {
+def _of_gradient(_gradient: torch.Tensor, image: torch.Tensor, _weight: torch.Tensor, *others: Any) -> tuple[int, ...]:
+    """Those of the image, if its gradient is wanted and Inductor has not chosen channels-last."""
+    from torch._inductor.virtualized import V
+
+    is_wanted, *_ = others[-1]
+    return tuple(image.shape) if is_wanted and not (V.graph.layout_opt and image.dim() == 4) else ()
+
+
+def _makes_constant(node: Node, made_constant: dict[Any, Callable[..., tuple[int, ...]]], name: str) -> bool:
+    """Whether the lowering of *node* would make a symbolic size constant; the repair *name* is reported if so.
+
+    *made_constant* returns the sizes that the lowering of an operator makes constant, given its operands.
+    """
+    if (sizes_of := made_constant.get(node.target)) is None:
+        return False
+    sizes = sizes_of(*map_arg(node.args, lambda operand: operand.meta["val"]))
+    if not any(isinstance(size, torch.SymInt) for size in sizes):
+        return False
+    report(name)
+    return True
+
+
+# The lowerings write one term for each pixel of a window, and ask for height and width with ``guard_int``
+# (torch/_inductor/lowering.py), even where they then call the kernel because there are more than 25. Where the output
+# size is symbolic too, they compare a symbolic number with 25, which ends with a TypeError.
+_POOLS: dict[Any, Callable[..., tuple[int, ...]]] = {
     torch.ops.aten._adaptive_avg_pool2d.default: _of_image,
     torch.ops.aten.adaptive_max_pool2d.default: _of_image,
     torch.ops.aten.upsample_nearest2d_backward.default: _of_image,
     torch.ops.aten.glu.default: lambda x, dim=-1: (x.shape[dim],),
 }
-"""The sizes that the lowering of an operator makes constant."""
 
 
-def _kernels_for_symbolic_images(original: Callable[..., bool], node: Node, *args: Any, **kwargs: Any) -> bool:
-    """Have an operator whose lowering makes its sizes constant called as a kernel if a size is symbolic.
-
-    The lowerings write one term for each pixel of a window, and ask for height and width with ``guard_int``
-    (torch/_inductor/lowering.py), even where they then call the kernel because there are more than 25. Where the output
-    size is symbolic too, they compare a symbolic number with 25, which ends with a TypeError.
-    """
-    if original(node, *args, **kwargs):
-        return True
-    if node.target not in _MADE_CONSTANT:
-        return False
-    sizes = _MADE_CONSTANT[node.target](*map_arg(node.args, lambda operand: operand.meta["val"]))
-    if not any(isinstance(size, torch.SymInt) for size in sizes):
-        return False
-    report("pool_symbolic_images")
-    return True
+def _pools_as_kernels(original: Callable[..., bool], node: Node, *args: Any, **kwargs: Any) -> bool:
+    return original(node, *args, **kwargs) or _makes_constant(node, _POOLS, "pool_symbolic_images")
 
 
 POOL_SYMBOLIC_IMAGES = Defect(
     name="pool_symbolic_images",
-    effect="a model with an adaptive pool, or a nearest upsampling that is trained, is compiled for each size of an "
-    "image, until torch's limit; with a symbolic output size, as for 'area', it is not compiled at all: 'cannot "
-    "determine truth value of Relational'",
+    effect="a model with an adaptive pool, a nearest upsampling that is trained, or glu along a symbolic dimension is "
+    "compiled for each size of an image, until torch's limit; with a symbolic output size, as for 'area', it is not "
+    "compiled at all: 'cannot determine truth value of Relational'",
     severity="no code",
     repair="the operator is called as a kernel, which takes any size",
-    replaces={"torch._inductor.graph:fallback_node_due_to_unsupported_type": _kernels_for_symbolic_images},
+    replaces={"torch._inductor.graph:fallback_node_due_to_unsupported_type": _pools_as_kernels},
 )
 
+# ``convolution_backward_lowering`` (torch/_inductor/kernel/conv.py), which is new in 2.13, finds the order of strides
+# with ``guard_int_seq``, which makes them constant.
+_GRADIENTS = {torch.ops.aten.convolution_backward.default: _of_gradient}
 
-def _kernels_for_symbolic_gradients(original: Callable[..., bool], node: Node, *args: Any, **kwargs: Any) -> bool:
-    """Have the gradient of an image of symbolic size computed by ATen's kernel, as up to 2.12.
 
-    ``convolution_backward_lowering`` (torch/_inductor/kernel/conv.py), which is new in 2.13, finds the order of its
-    strides with ``guard_int_seq``, which makes them constant. Where Inductor has chosen channels-last it does not.
-    """
-    from torch._inductor.virtualized import V
-
-    if original(node, *args, **kwargs):
-        return True
-    if node.target is not torch.ops.aten.convolution_backward.default:
-        return False
-    image, is_wanted = node.args[1].meta["val"], node.args[-1][0]  # type: ignore[union-attr, index]
-    is_symbolic = any(isinstance(size, torch.SymInt) for size in image.shape)
-    if not is_wanted or not is_symbolic or (V.graph.layout_opt and image.dim() == 4):
-        return False
-    report("train_symbolic_convolutions")
-    return True
+def _gradients_as_kernels(original: Callable[..., bool], node: Node, *args: Any, **kwargs: Any) -> bool:
+    return original(node, *args, **kwargs) or _makes_constant(node, _GRADIENTS, "train_symbolic_convolutions")
 
 
 TRAIN_SYMBOLIC_CONVOLUTIONS = Defect(
@@ -348,8 +346,8 @@ TRAIN_SYMBOLIC_CONVOLUTIONS = Defect(
     effect="a convolutional model that is trained is compiled for each size of an image, until torch's limit",
     severity="more graphs",
     since=(2, 13, 0),
-    repair="gradients of a convolution are computed by ATen's kernel, which takes any size",
-    replaces={"torch._inductor.graph:fallback_node_due_to_unsupported_type": _kernels_for_symbolic_gradients},
+    repair="the gradient of an image is computed by ATen's kernel, which takes any size, as up to 2.12",
+    replaces={"torch._inductor.graph:fallback_node_due_to_unsupported_type": _gradients_as_kernels},
 )
 
 

@@ -130,15 +130,8 @@ def _up_to_a_multiple(write: Writer, size: Any) -> Any:
 
 def _minus_infinity_from(write: Writer, scores: Node, keys: Any) -> Node:
     """*scores* with those of the padding, which start at column *keys*, as minus infinity, whose power is zero."""
-    like: Any = {"device": scores.meta["val"].device}
-    columns = write(
-        torch.ops.prims.iota.default,
-        write.size(scores, 2),
-        start=0,
-        step=1,
-        dtype=torch.int64,
-        **like,
-        requires_grad=False,
-    )
-    nothing = write(aten.full.default, [], -math.inf, dtype=torch.float32, **like)
+    device, length = scores.meta["val"].device, write.size(scores, 2)
+    how = {"dtype": torch.int64, "device": device, "requires_grad": False}
+    columns = write(torch.ops.prims.iota.default, length, start=0, step=1, **how)
+    nothing = write(aten.full.default, [], -math.inf, dtype=torch.float32, device=device)
     return write(aten.where.self, write(aten.lt.Scalar, columns, keys), scores, nothing)

@@ -96,8 +96,8 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
 
     A long reduction is cut into chunks, and the row of element i of an image is ``i // w % h`` although the last chunk
     is masked where i reaches ``h * w`` (`Reduction._multilayer_wrap_loader` in torch/_inductor/ir.py). With symbolic
-    sizes that is a division for each number: the moments of 512 channels of 128 x 128 take 58 µs, of the same constant
-    sizes 9 (one H200, torch 2.11). Here the row is ``i // w``, and the address of the element is that of i.
+    sizes that is a division for each number: ``var_mean`` of 256 channels of 1000 x 1000 takes 447 µs, and 355 without
+    (one H200, torch 2.11). Here the row is ``i // w``, and the address of the element is that of i.
 
     Comments of kernels say the shapes of what they compute. `SymNode.str` sorts the terms of a size for each of them,
     which is 6 % of the time to compile the UNet of Stable Diffusion 1.5. Here each size is written once.
