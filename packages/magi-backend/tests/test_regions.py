@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from magi_backend import CompileConfig, explain
+from magi_backend import CompileConfig, _torch_compat, explain
 from magi_backend._records.log import Collector, collecting
 from magi_backend._regions import piece_structure, regions
 from magi_backend._split import split_at
@@ -108,8 +108,14 @@ class Stack(nn.Module):
         return x * 2
 
 
-def _found(model: nn.Module, x: Tensor, names: tuple[str, ...] = ("Block",), **inductor: Any) -> tuple[Any, list[int]]:
-    """What is said of the blocks of *model*, and for each piece which one it shares its code with."""
+def _found(
+    model: nn.Module,
+    x: Tensor,
+    names: tuple[str, ...] = ("Block",),
+    pieces: list[torch.fx.GraphModule] | None = None,
+    **inductor: Any,
+) -> tuple[Any, list[int]]:
+    """What is said of the blocks of *model*, and for each piece which one it shares its code with; adds to *pieces*."""
     seen: list[tuple[Any, list[int]]] = []
 
     def backend(gm: torch.fx.GraphModule, _: Any) -> Any:
@@ -117,6 +123,8 @@ def _found(model: nn.Module, x: Tensor, names: tuple[str, ...] = ("Block",), **i
         split = split_at(gm, frozenset(), found.blocks)
         parts: Any = [] if split is None else [split.module.get_submodule(attribute) for attribute in split.titles]
         structures = [piece_structure(part) for part in parts]
+        if pieces is not None:
+            pieces.extend(parts)
         seen.append((found, [structures.index(each) for each in structures]))
         return gm if split is None else split.module
 
@@ -383,7 +391,54 @@ def test_blocks_that_write_to_what_a_backward_may_need_are_left_in_the_graph(kin
     assert not shared
     with torch.no_grad():
         _, shared = _found(Stack(kind), torch.randn(3, WIDTH), (kind.__name__,))
-    assert shared == [0, 1, 1, 1, 1, 5]
+    assert shared == [0, 1, 1, 1, 4, 5]
+
+
+class Modulated(Block):
+    """A block whose first product is one of the step, as in a diffusion transformer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.down(functional.silu(self.up(self.calls.expand(WIDTH)))))
+
+
+class Turns(Stack):
+    """Blocks of two kinds in turn, as where one layer of two attends to a window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(kind() for _ in range(3) for kind in (Block, Modulated))
+
+
+class Apart(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x).cos()
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "shared", "ends"),
+    [
+        (Stack(), [0, 1, 1, 1, 4, 5], ["layer_norm"] * 4 + ["add", "mul"]),
+        (Stack(Modulated), [0, 1, 1, 1, 4, 5], ["layer_norm"] * 4 + ["add", "mul"]),
+        (Turns(), [0, 1, 2, 1, 2, 1, 6, 7], ["layer_norm"] * 6 + ["add", "mul"]),
+        (Apart(), [0, 1, 2, 1, 2, 1, 2, 1, 8], ["linear", "add", "cos", "add", "cos", "add", "cos", "add", "mul"]),
+        (Stack(Autocast), [0, 1, 1, 1, 1, 5], ["linear", *["_exit_autocast"] * 4, "mul"]),
+        (Stack(Checkpointed), [0, 1, 1, 1, 1, 5], ["linear", *["sin"] * 4, "mul"]),
+    ],
+    ids=["one kind", "modulated", "in turn", "apart", "autocast", "checkpointed"],
+)
+def test_without_gradients_the_norm_of_a_block_is_in_the_piece_of_the_residual_that_it_normalises(
+    model: nn.Module, shared: list[int], ends: list[str]
+) -> None:
+    pieces: list[torch.fx.GraphModule] = []
+    kinds = tuple({type(block).__name__ for block in model.blocks})  # type: ignore[union-attr]
+    with torch.no_grad():
+        _, seen = _found(model, torch.randn(3, WIDTH), kinds, pieces)
+    calls = [[node for node in piece.graph.nodes if node.op.startswith("call_")] for piece in pieces]
+    assert seen == shared
+    assert [_torch_compat.nodes.called_name(nodes[-1]) for nodes in calls] == ends
 
 
 @pytest.mark.parametrize("kind", [Block, WritesItsInput, Checkpointed])

@@ -8,11 +8,14 @@ dtypes included, the graph is cut before and after each of them, and all share t
 
 This takes less time because AOTAutograd and Inductor see one layer for many. It is done where nothing is lost by it:
 a kernel cannot combine calls before a cut with calls after it, and a convolution needs the whole graph for its layout.
+Without gradients, the cut is made where no kernel would combine anything: before the first product of a layer, so that
+its norm is one kernel with the residual of the layer before.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,10 +32,10 @@ from ._settings import CompileConfig
 SMALLEST, WORTH = 16, 1000
 """The fewest calls in a block that is cut out, and the fewest in all blocks but the first, which need no compilation.
 
-A call in a graph costs 5 to 20 ms to compile. A cut costs kernels: the residual of a block and the norm of the next,
-and the mask that several blocks need, are no longer parts of others. Beside large products that is nothing, but small
-models are slower by it: a call of 8 layers of a Llama with 6 tokens by a tenth, the kernels of 6 blocks of PixArt by a
-twentieth (one H100, torch 2.11).
+A call in a graph costs 5 to 20 ms to compile. A cut costs kernels: with gradients, the residual of a block and the norm
+of the next, and always the mask that several blocks need, are no longer parts of others. Beside large products that is
+nothing, but small models are slower by it: a call of 8 layers of a Llama with 6 tokens by a tenth, the kernels of 6
+blocks of PixArt by a twentieth, both cut before their norms (one H100, torch 2.11).
 """
 
 
@@ -60,7 +63,7 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
         return Regions()
     groups = [blocks for blocks in _repeated(gm) if wanted is True or blocks[0].kind in wanted]
     whole = _whole(gm, config, inductor) if groups else ""
-    chosen, found, taken = list[Block](), list[str](), set[Node]()
+    chosen, found, taken = list[list[Block]](), list[str](), set[Node]()
     for blocks in groups:
         # Others are in a larger block that is cut out, or have smaller ones in them that are.
         free = [block for block in blocks if taken.isdisjoint(block.nodes)]
@@ -73,16 +76,16 @@ def regions(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any])
             continue  # smaller blocks inside these may have none
         taken.update(*(block.nodes for block in free))
         reason = whole
-        if not reason and _are_written_after_a_cut(gm, [*chosen, *free]):
+        if not reason and _are_written_after_a_cut(gm, [block for alike in (*chosen, free) for block in alike]):
             reason = "a tensor that a backward may need is written after a cut"
-        chosen += [] if reason else free
+        chosen += [] if reason else [free]
         found.append(f"{same} each compiled: {reason}" if reason else f"{same} compiled once")
     if wanted is not True:
         repeated = {blocks[0].kind for blocks in groups}
         found += [
             f"magi.regions names {name}, of which no two blocks are equal" for name in wanted if name not in repeated
         ]
-    return Regions(tuple(chosen), tuple(found))
+    return Regions(tuple(_from_product_to_product(gm, chosen)), tuple(found))
 
 
 def _whole(gm: GraphModule, config: CompileConfig, inductor: Mapping[str, Any]) -> str:
@@ -114,6 +117,45 @@ def _is_worth_it(blocks: Sequence[Block]) -> bool:
     return _saved(blocks) >= WORTH and any(
         _torch_compat.nodes.called_name(node) in _PRODUCTS for node in blocks[0].nodes
     )
+
+
+def _from_product_to_product(gm: GraphModule, groups: Sequence[Sequence[Block]]) -> list[Block]:
+    """The blocks of all *groups*, each from its first product of what the block before it gives to that of the next.
+
+    A layer of a Llama, norm | product … product + residual, then ends with the norm of the next one. Where gradients
+    are needed, blocks stay as they are: the result of the norm would be saved for the backward, which otherwise
+    computes it again.
+    """
+    blocks = [block for alike in groups for block in alike]
+    tensors_of = _torch_compat.nodes.tensors_of
+    if any(tensor.requires_grad for block in blocks for node in block.nodes for tensor in tensors_of(node)):
+        return blocks
+    calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
+    following, inside = dict(itertools.pairwise((*calls, None))), dict(zip(calls, opened(calls), strict=False))
+    from_first: dict[Node | None, Block] = {block.nodes[0]: block for block in blocks}
+    after = {block: from_first.get(following[block.nodes[-1]]) for block in blocks}
+    before = {later: block for block, later in after.items() if later is not None}
+    starts: dict[Block | None, int] = {None: 0}
+    for alike in groups:
+        reading = next((block for block in alike if block in before), None)
+        start = 0 if reading is None else _first_product_of(before[reading].nodes, reading.nodes)
+        can_be_cut = not any(any(inside[block.nodes[start]]) for block in alike)
+        starts |= dict.fromkeys(alike, start if can_be_cut else 0)
+    return [
+        Block(block.kind, block.nodes[starts[block] :] + (() if later is None else later.nodes[: starts[later]]))
+        for block, later in after.items()
+    ]
+
+
+def _first_product_of(given: Sequence[Node], nodes: Sequence[Node]) -> int:
+    """The place in *nodes* of the first product of something that is computed from *given*; 0 if there is none."""
+    reached = set(given)
+    for place, node in enumerate(nodes):
+        if not reached.isdisjoint(node.all_input_nodes):
+            if _torch_compat.nodes.called_name(node) in _PRODUCTS:
+                return place
+            reached.add(node)
+    return 0
 
 
 def _are_written_after_a_cut(gm: GraphModule, blocks: Sequence[Block]) -> bool:
