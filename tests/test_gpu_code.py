@@ -119,7 +119,7 @@ def normed_weight(x: Tensor, weight: Tensor) -> Tensor:
 )
 def test_a_norm_and_what_is_computed_from_it_are_one_kernel(fn: Any, given: list[Tensor]) -> None:
     """Numbers of elements that are equal are written in one way, and tiles of their own part no two kernels."""
-    three = {"triton.max_tiles": 3, "triton.prefer_nd_tiling": True, "triton.tile_reductions": True}
+    three = {"triton.max_tiles": 3, "triton.prefer_nd_tiling": True}
     ours = generated(fn, *given, dynamic=True, backend="magi", options=three)
     static = generated(fn, *given, dynamic=False)
     assert ours.count(".run(") == static.count(".run(")

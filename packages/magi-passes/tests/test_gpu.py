@@ -91,6 +91,19 @@ def test_a_video_block_in_bf16(inductor: Any, passes: tuple[MagiInductorPass, ..
             _close(compiled, model, x)
 
 
+@pytest.mark.parametrize("dynamic", [True, False], ids=["symbolic", "constant"])
+def test_group_norms_are_right_for_blocks_of_several_groups(inductor: Any, dynamic: bool) -> None:
+    """Sums over a tile of three dimensions, as ``triton.tile_reductions`` has them, were wrong for these sizes."""
+    options = PassPipeline([ChannelMomentsPass(always=True), ConvChooser(min_share=0)]).inductor_options()
+    for batch, channels, *size in ((2, 640, 64, 48), (1, 512, 128, 128), (2, 320, 128, 96), (1, 128, 3, 64, 80)):
+        convolution = nn.Conv2d if len(size) == 2 else nn.Conv3d
+        model = nn.Sequential(convolution(channels, channels, 1), nn.GroupNorm(32, channels), nn.SiLU())
+        model = model.cuda().bfloat16()
+        compiled = torch.compile(model, dynamic=dynamic, options=options)
+        with torch.no_grad():
+            _close(compiled, model, torch.randn(batch, channels, *size, device="cuda").bfloat16())
+
+
 def test_channels_last_is_turned_on_for_symbolic_sizes(inductor: Any) -> None:
     model = (
         nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.SiLU(), nn.Conv2d(64, 128, 3, padding=1)).cuda().bfloat16()

@@ -212,9 +212,16 @@ def _reductions(gm: torch.fx.GraphModule) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4, 8])
-@pytest.mark.parametrize("shape", [(2, 8, 5, 7), (1, 8, 3, 5, 7)])
+@pytest.mark.parametrize(
+    ("shape", "row"),
+    [((2, 8, 5, 7), [3]), ((2, 8, 9, 2), [2, 3]), ((1, 8, 3, 5, 7), [4]), ((1, 8, 3, 3, 2), [3, 4])],
+)
 @pytest.mark.parametrize("offset", [0.0, 1e4])
-def test_the_same_numbers(shape: tuple[int, ...], groups: int, offset: float) -> None:
+def test_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], row: list[int], groups: int, offset: float
+) -> None:
+    monkeypatch.setattr("magi_passes._rewrites.moments.SHORT_ROW", 4)
+
     def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         return group_norm(x, groups, weight, bias)
 
@@ -222,9 +229,9 @@ def test_the_same_numbers(shape: tuple[int, ...], groups: int, offset: float) ->
     weight, bias = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
     assert _reductions(decomposed(norm, x, weight, bias)) == [[2, 3]]
     gm = _by_channel(norm, x, weight, bias)
-    pixels = list(range(2, len(shape)))
-    assert _reductions(gm) == [[2]]
-    assert [node.args[1] for node in calls(gm, aten.mean.dim)] == [pixels, pixels, [2]]
+    rest = list(range(2, len(shape) + 1))
+    assert _reductions(gm) == [rest]
+    assert [node.args[1] for node in calls(gm, aten.mean.dim)] == [row, row, rest]
     flat = (2, groups, 8 // groups, x[0, 0].numel())
     assert not [node for node in gm.graph.nodes if getattr(node.meta.get("val"), "shape", None) == flat]
     torch.testing.assert_close(gm(x, weight, bias), norm(x, weight, bias), rtol=1e-8, atol=1e-8)
@@ -236,7 +243,7 @@ def test_a_batch_of_symbolic_size() -> None:
         return group_norm(pixels[:, None] * numbers[:, None, None], 4, numbers, numbers)
 
     gm = _by_channel(norm, torch.randn(2, 5, 7, dtype=torch.float64), sizes="symbolic")
-    assert _reductions(gm) == [[2]]
+    assert _reductions(gm) == [[2, 3, 4]]
     other = torch.randn(3, 4, 9, dtype=torch.float64)
     torch.testing.assert_close(gm(other), norm(other))
 

@@ -2,7 +2,7 @@
 """The passes that this package ships.
 
 padding.py          convolutions do the zero padding that only they read; symbolic padding that is zero leaves the graph
-moments.py          group norms channel by channel
+moments.py          group norms row by row
 temporal.py         3D convolutions over time as 2D ones
 few_channels.py     convolutions to few channels as a product and a sum over taps
 wide_heads.py       attention that no fast kernel takes, as products

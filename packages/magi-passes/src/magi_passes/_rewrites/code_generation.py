@@ -104,6 +104,11 @@ class NDTilingWorkaroundPass(CheckedPass):
     Until torch 2.10, the analysis that proposes tilings did not handle symbolic sizes (`extract_normalized_read_writes`
     in torch/_inductor/tiling_utils.py). Since 2.11 it does, so there this pass applies only if *max_torch* says so.
 
+    Reductions are left as they are. With ``triton.tile_reductions``, Triton adds up a tile of three dimensions, and
+    where two of them are reduced and the block of the third has several elements, the sums are wrong for some sizes: of
+    a (128, 32, 16) tensor over its first and last dimension, for each block of two (Triton 3.6 on one H200; in Triton's
+    interpreter they are right).
+
     Attributes:
         max_torch: Run on torch releases older than this one, such as ``"2.11"`` or ``"2.13.1"``; None runs on all. An
             alpha, a nightly or a release candidate counts as the release that it precedes.
@@ -115,7 +120,6 @@ class NDTilingWorkaroundPass(CheckedPass):
     inductor_config_keys_potentially_mutated_by_this_pass: ClassVar[tuple[str, ...]] = (
         "triton.prefer_nd_tiling",
         "triton.max_tiles",
-        "triton.tile_reductions",
     )
 
     max_torch: str | None = "2.11"
@@ -147,10 +151,9 @@ class NDTilingWorkaroundPass(CheckedPass):
         return Reason(True, f"{'static' if is_static else 'dynamic'}, {convolutions} convolutions in {nodes} nodes")
 
     def __call__(self, graph: Graph) -> None:  # noqa: ARG002
-        """Set the three keys."""
+        """Set the two keys."""
         _torch_compat.config.set_config("triton.prefer_nd_tiling", True)
         _torch_compat.config.set_config("triton.max_tiles", self.max_tiles)
-        _torch_compat.config.set_config("triton.tile_reductions", True)
 
 
 @dataclass(frozen=True)

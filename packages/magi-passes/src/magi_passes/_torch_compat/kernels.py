@@ -85,10 +85,6 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     ``s0*h*w + s0*h + s0*w + s0`` by ``h*w + h + w + 1``. Such a quotient cannot be printed (torch 2.11: "exponent must
     be non-negative, got -1"). Here it is cancelled.
 
-    A kernel has two dimensions to reduce over at most, but `get_nd_tilings` looks for as many as a pointwise kernel may
-    have. For three it ends with an AssertionError; before torch 2.12 it drops one. Here the leading ones are merged, as
-    it merges those above its own limit.
-
     A kernel that holds a whole row gets one warp where rows lie one after another, which is meant for rows that are
     read four numbers at a time; rows of symbolic length are read one by one. Here it gets the blocks of other rows, of
     which the faster is measured: a softmax of 48,000 rows of 500 takes 70 µs in place of 227 (154 with sizes of 64
@@ -115,7 +111,6 @@ def install_tilings(memo_of_current: Callable[[], dict[Any, Any] | None]) -> Non
     with install_lock:
         if not hasattr(BlockPatternMatcher.match_mod_div_block_expr, "__wrapped__"):
             replace(BlockPatternMatcher, "match_mod_div_block_expr", _match_blocks, memo_of_current)
-            replace(SIMDScheduling, "create_tiling", _create_with_two_reductions, memo_of_current)
             replace(SIMDScheduling, "complete_partial_tiling", _complete_exactly, memo_of_current)
             replace(sizes_of_graphs.SizeVarAllocator, "simplify", _simplify_maxima, memo_of_current)
             replace(sizes_of_graphs.SizeVarAllocator, "_simplify_with_ranges", _drop_remainders, memo_of_current)
@@ -406,14 +401,6 @@ def _known_multiple(known: Any, _memo: Any, sizevars: Any, whole: Any, part: Any
     is_known = known(sizevars, whole, part)
     is_sum = not is_known and isinstance(whole, sympy.Add)
     return is_known or (is_sum and known(sizevars, _factors(whole), _factors(part)))
-
-
-def _create_with_two_reductions(create: Any, _memo: Any, cls: Any, pointwise: Any, reduction: Any) -> Any:
-    from torch._inductor.utils import sympy_product
-
-    if len(reduction) > 2:
-        reduction = (sympy_product(reduction[:-1]), reduction[-1])
-    return create(cls, pointwise, reduction)
 
 
 def _complete_exactly(complete: Any, _memo: Any, cls: Any, tiling: Any, numel: Any, reduction_numel: Any) -> Any:
