@@ -81,7 +81,7 @@ def test_exact_for_everything_it_accepts(
     assert torch.equal(gm(x, w, b), expected)
 
 
-LAYOUT, JOINED = _torch_compat.compiling.channels_last_ops()
+LAYOUT, JOINED, _ = _torch_compat.compiling.layout_ops()
 
 
 @pytest.mark.parametrize(("channels", "is_native"), [(63, False), (64, True), (96, False), (128, True), (130, True)])

@@ -45,7 +45,7 @@ from .nodes import (
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
     """*x*, written to memory with the channels innermost; one node for all calls with the same *x*."""
-    op, joined = _torch_compat.compiling.channels_last_ops()
+    op, joined, _ = _torch_compat.compiling.layout_ops()
     x = join_channels_last(x)
     if x.target in (op, joined):
         return x
@@ -71,7 +71,7 @@ def join_channels_last(x: Node) -> Node:
     for tensor in tensors:
         _store_what_is_repeated(tensor)
     dim = x.args[1] if len(x.args) > 1 else x.kwargs.get("dim", 0)
-    _, op = _torch_compat.compiling.channels_last_ops()
+    op = _torch_compat.compiling.layout_ops()[1]
     joined = Writer(x)(op, tensors, dim % x.meta["val"].dim())
     replace_by(x, joined)
     return joined
@@ -79,7 +79,7 @@ def join_channels_last(x: Node) -> Node:
 
 def is_joined_along(x: Node, dim: int) -> bool:
     """Whether *x* is what `join_channels_last` wrote, along *dim*."""
-    return x.target is _torch_compat.compiling.channels_last_ops()[1] and x.args[1:] == (dim,)
+    return x.target is _torch_compat.compiling.layout_ops()[1] and x.args[1:] == (dim,)
 
 
 def _store_what_is_repeated(x: Node) -> None:
@@ -137,7 +137,7 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
     *videos* are the results of convolutions. A residual connection adds one to an earlier sum. If the frames are in
     separate tensors, Inductor cannot tell the best layout of the sum, and uses channels-first.
     """
-    op, _ = _torch_compat.compiling.channels_last_ops()
+    op = _torch_compat.compiling.layout_ops()[0]
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or len(node.users) < 2 or not any(v in node.args for v in videos):
             continue

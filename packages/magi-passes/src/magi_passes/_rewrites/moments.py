@@ -36,6 +36,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
+from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import CONVERT, Writer, aten, hinted, replace_by
@@ -51,8 +52,12 @@ faster.
 """
 
 
-SHORT_ROW = 32
-"""Rows with fewer pixels are taken together: the two numbers of each would be as many as what they are made of."""
+SHORT_ROW, MANY_ROWS = 32, 2048
+"""Rows with fewer pixels are taken together: the two numbers of each would be as many as what they are made of. So are
+more rows of a group than one block reads at once, which Inductor cuts into chunks of any length."""
+
+
+SMALL_IMAGE = 0
 
 
 @dataclass(frozen=True)
@@ -133,19 +138,20 @@ def _read(node: Node) -> GroupMoments | None:
 
 def _rewrite(moments: GroupMoments) -> None:
     write = Writer(moments.node)
-    image = moments.image
+    image = _stored_sum(moments.image)
     if image.meta["val"].dtype != moments.dtype:
         image = write(CONVERT, image, moments.dtype)
-    of_rows = _moments_of_rows(write, image)
+    of_rows = _moments_of_rows(write, image, moments.groups)
     space = [write.size(of_rows[0], dim) for dim in range(2, image.meta["val"].dim())]
-    grouped = [write.size(image, 0), moments.groups, image.meta["val"].shape[1] // moments.groups, *space]
-    within, means = (write(aten.view.default, x, grouped) for x in of_rows)
-    rest = list(range(2, len(grouped)))
+    batch, channels = write.size(image, 0), image.meta["val"].shape[1]
+    within, means = (
+        write(aten.view.default, x, [batch, moments.groups, channels // moments.groups, *space]) for x in of_rows
+    )
+    rest = list(range(2, image.meta["val"].dim() + 1))
     both = write(aten.var_mean.correction, means, rest, correction=0, keepdim=True)
     between, mean = (write(operator.getitem, both, place) for place in (0, 1))
     variance = write(aten.add.Tensor, write(aten.mean.dim, within, rest, True), between)
-    of_group = [write.size(image, 0), moments.groups, 1, 1]
-    results = [write(aten.view.default, value, of_group) for value in (variance, mean)]
+    results = [write(aten.view.default, x, [batch, moments.groups, 1, 1]) for x in (variance, mean)]
     for user in list(moments.node.users):
         replace_by(user, results[user.args[1]])  # type: ignore[index]
     for normalised, *of_groups in _normalised(moments.grouped, results[1], image):
@@ -158,9 +164,30 @@ def _rewrite(moments: GroupMoments) -> None:
         offset = write(aten.mul.Tensor, mean, scale)
         shift = write(aten.neg.default, offset) if bias is None else write(aten.sub.Tensor, bias, offset)
         replace_by(shifted, write(aten.add.Tensor, write(aten.mul.Tensor, image, scale), shift))
+    if prod(map(hinted, image.meta["val"].shape)) < SMALL_IMAGE:
+        return
     for scaled, scale, shifted, shift in _affine_calls(image):
         scaled.replace_input_with(scale, stored_channels_last(Writer(scaled), scale))
         shifted.replace_input_with(shift, stored_channels_last(Writer(shifted), shift))
+
+
+def _stored_sum(image: Node) -> Node:
+    """*image*, written to memory if it is computed from several images, as behind a residual connection.
+
+    Inductor would compute it in each kernel that reads it; and if that takes more than four loads, write the difference
+    to the first pixel to memory, in float32.
+    """
+    read, todo, size = set[Node](), [image], prod(map(hinted, image.meta["val"].shape))
+    while todo:
+        node = todo.pop()
+        if node.target is CONVERT or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            operands = (each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor))
+            todo += [each for each in operands if prod(map(hinted, each.meta["val"].shape)) == size]
+        else:
+            read.add(node)
+    if len(read) < 2:
+        return image
+    return Writer(image).after(image)(_torch_compat.compiling.layout_ops()[2], image)
 
 
 def _affine_calls(image: Node) -> list[tuple[Node, Node, Node, Node]]:
@@ -229,11 +256,16 @@ def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
     return write(aten.reshape.default, repeated, [batch, channels, *[1] * (image.meta["val"].dim() - 2)])
 
 
-def _moments_of_rows(write: Writer, image: Node) -> tuple[Node, Node]:
+def _moments_of_rows(write: Writer, image: Node, groups: int) -> tuple[Node, Node]:
     """The variance and the mean of each row of *image*, (batch, channels, …, 1), from two sums."""
     shape = image.meta["val"].shape
     pixels = [len(shape) - 1]
-    while pixels[0] > 2 and prod(hinted(shape[dim]) for dim in pixels) < SHORT_ROW:
+
+    def is_short() -> bool:
+        rows = shape[1] // groups * prod(map(hinted, shape[2 : pixels[0]]))
+        return prod(map(hinted, shape[pixels[0] :])) < SHORT_ROW or rows > MANY_ROWS
+
+    while pixels[0] > 2 and is_short():
         pixels.insert(0, pixels[0] - 1)
     first = image
     for dim in pixels:

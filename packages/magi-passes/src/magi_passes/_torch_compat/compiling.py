@@ -301,8 +301,8 @@ _libraries: list[torch.library.Library] = []
 
 
 @functools.cache
-def channels_last_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload]:
-    """``magi_passes::channels_last(x)`` and ``magi_passes::cat_channels_last(tensors, dim)``.
+def layout_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload, torch._ops.OpOverload]:
+    """``magi_passes::channels_last(x)``, ``magi_passes::cat_channels_last(tensors, dim)``, ``magi_passes::stored(x)``.
 
     They copy a tensor and join tensors, with the channels innermost in memory. Inductor lowers the first one to a
     constraint on the kernel that computes *x*, which then writes that layout itself. Its own
@@ -311,6 +311,8 @@ def channels_last_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload]:
     A constraint comes too late for a concatenation: `ConcatKernel.create` (torch/_inductor/ir.py) lets each operand be
     written into its place, in a layout that it chooses from the operands, and the result would be copied. So the
     second one is a concatenation whose places are channels-last from the beginning.
+
+    The third one is *x*, which Inductor writes to memory, in whatever layout, rather than compute it in each reader.
     """
     from torch._inductor import ir
     from torch._inductor.lowering import register_lowering
@@ -320,6 +322,7 @@ def channels_last_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload]:
     _libraries.append(library)
     library.define("channels_last(Tensor x) -> Tensor")
     library.define("cat_channels_last(Tensor[] tensors, int dim) -> Tensor")
+    library.define("stored(Tensor x) -> Tensor")
 
     def copy(x: torch.Tensor) -> torch.Tensor:
         return x.clone(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
@@ -327,10 +330,11 @@ def channels_last_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload]:
     def join(tensors: list[torch.Tensor], dim: int) -> torch.Tensor:
         return copy(torch.cat(tensors, dim))
 
-    for name, body in (("channels_last", copy), ("cat_channels_last", join)):
+    for name, body in (("channels_last", copy), ("cat_channels_last", join), ("stored", torch.clone)):
         library.impl(name, body, "CompositeExplicitAutograd")
         library.impl(name, body, "Meta")
-    ops = torch.ops.magi_passes.channels_last.default, torch.ops.magi_passes.cat_channels_last.default
+    made = torch.ops.magi_passes
+    ops = made.channels_last.default, made.cat_channels_last.default, made.stored.default
 
     @register_lowering(ops[0], type_promotion_kind=None)
     def lower_copy(x: Any) -> Any:
@@ -351,5 +355,10 @@ def channels_last_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload]:
             part.layout = ir.NonOwningLayout(place)
             start = end
         return ir.TensorBox(box)
+
+    @register_lowering(ops[2], type_promotion_kind=None)
+    def lower_stored(x: Any) -> Any:
+        x.realize()
+        return x
 
     return ops
