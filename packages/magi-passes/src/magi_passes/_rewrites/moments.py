@@ -52,12 +52,8 @@ faster.
 """
 
 
-SHORT_ROW, MANY_ROWS = 32, 2048
-"""Rows with fewer pixels are taken together: the two numbers of each would be as many as what they are made of. So are
-more rows of a group than one block reads at once, which Inductor cuts into chunks of any length."""
-
-
-SMALL_IMAGE = 0
+SHORT_ROW = 32
+"""Rows with fewer pixels are taken together: the two numbers of each would be as many as what they are made of."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ def _rewrite(moments: GroupMoments) -> None:
     image = _stored_sum(moments.image)
     if image.meta["val"].dtype != moments.dtype:
         image = write(CONVERT, image, moments.dtype)
-    of_rows = _moments_of_rows(write, image, moments.groups)
+    of_rows = _moments_of_rows(write, image)
     space = [write.size(of_rows[0], dim) for dim in range(2, image.meta["val"].dim())]
     batch, channels = write.size(image, 0), image.meta["val"].shape[1]
     within, means = (
@@ -164,20 +160,21 @@ def _rewrite(moments: GroupMoments) -> None:
         offset = write(aten.mul.Tensor, mean, scale)
         shift = write(aten.neg.default, offset) if bias is None else write(aten.sub.Tensor, bias, offset)
         replace_by(shifted, write(aten.add.Tensor, write(aten.mul.Tensor, image, scale), shift))
-    if prod(map(hinted, image.meta["val"].shape)) < SMALL_IMAGE:
-        return
     for scaled, scale, shifted, shift in _affine_calls(image):
         scaled.replace_input_with(scale, stored_channels_last(Writer(scaled), scale))
         shifted.replace_input_with(shift, stored_channels_last(Writer(shifted), shift))
 
 
 def _stored_sum(image: Node) -> Node:
-    """*image*, written to memory if it is computed from several images, as behind a residual connection.
+    """*image*, written to memory in its own type if it is computed from several images, as behind a residual connection.
 
     Inductor would compute it in each kernel that reads it; and if that takes more than four loads, write the difference
     to the first pixel to memory, in float32.
     """
-    read, todo, size = set[Node](), [image], prod(map(hinted, image.meta["val"].shape))
+    reader, source = image, image
+    while source.target in (CONVERT, aten.clone.default):
+        reader, source = source, source.args[0]  # type: ignore[assignment]
+    read, todo, size = set[Node](), [source], prod(map(hinted, source.meta["val"].shape))
     while todo:
         node = todo.pop()
         if node.target is CONVERT or torch.Tag.pointwise in getattr(node.target, "tags", ()):
@@ -187,7 +184,12 @@ def _stored_sum(image: Node) -> Node:
             read.add(node)
     if len(read) < 2:
         return image
-    return Writer(image).after(image)(_torch_compat.compiling.layout_ops()[2], image)
+    stored = Writer(source).after(source)(_torch_compat.compiling.layout_ops()[2], source)
+    # Other passes look for the sums of residual connections.
+    others = [user for user in source.users if user not in (stored, image) and user.target is not aten.add.Tensor]
+    for each in others if image is source else [reader]:
+        each.replace_input_with(source, stored)
+    return stored if image is source else image
 
 
 def _affine_calls(image: Node) -> list[tuple[Node, Node, Node, Node]]:
@@ -256,16 +258,11 @@ def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
     return write(aten.reshape.default, repeated, [batch, channels, *[1] * (image.meta["val"].dim() - 2)])
 
 
-def _moments_of_rows(write: Writer, image: Node, groups: int) -> tuple[Node, Node]:
+def _moments_of_rows(write: Writer, image: Node) -> tuple[Node, Node]:
     """The variance and the mean of each row of *image*, (batch, channels, …, 1), from two sums."""
     shape = image.meta["val"].shape
     pixels = [len(shape) - 1]
-
-    def is_short() -> bool:
-        rows = shape[1] // groups * prod(map(hinted, shape[2 : pixels[0]]))
-        return prod(map(hinted, shape[pixels[0] :])) < SHORT_ROW or rows > MANY_ROWS
-
-    while pixels[0] > 2 and is_short():
+    while pixels[0] > 2 and prod(hinted(shape[dim]) for dim in pixels) < SHORT_ROW:
         pixels.insert(0, pixels[0] - 1)
     first = image
     for dim in pixels:
