@@ -166,10 +166,10 @@ def _rewrite(moments: GroupMoments) -> None:
 
 
 def _stored_sum(image: Node) -> Node:
-    """*image*, written to memory in its own type if it is computed from several images, as behind a residual connection.
+    """*image*, written to memory if it is computed from several images, as behind a residual connection.
 
-    Inductor would compute it in each kernel that reads it; and if that takes more than four loads, write the difference
-    to the first pixel to memory, in float32.
+    It is written in its own type. Inductor would compute it in each kernel that reads it; and if that takes more than
+    four loads, write the difference to the first pixel to memory, in float32.
     """
     reader, source = image, image
     while source.target in (CONVERT, aten.clone.default):
