@@ -139,9 +139,20 @@ class TestTorchLibrary:
             output = op(X, VALUES[path])
         assert torch.equal(output, X * 9)
 
-    def test_a_vmap_rule_is_given_to_the_op_itself(self, ns: str, path: str) -> None:
-        op, value = make_op(f"{ns}::op", path), VALUES[path]
-        torch.library.register_vmap(op.torch_op, lambda *args: pytest.fail("the op's own bridge comes first"))
+    @pytest.mark.parametrize("rule", ["register_autograd", "register_vmap"])
+    def test_a_rule_for_derivatives_is_given_to_the_op_itself(self, ns: str, path: str, rule: str) -> None:
+        op, value = make_op(f"{ns}::op", path, backward_fn=lambda ctx, grad: (grad * 3, None)), VALUES[path]
+        sentence = (
+            rf"::op: torch\.library\.{rule}, or a kernel at (Autograd|FuncTorchBatched), would change some of its "
+            rf"calls and not others\. Use the op's own: op\.{rule}, or {rule} of magi_opschema\. \(test_identity"
+        )
+        for named in (f"{ns}::op", op.torch_op):
+            with pytest.raises(RuleError, match=sentence):
+                getattr(torch.library, rule)(named, lambda *args: pytest.fail("it was refused"))
+        x = X.clone().requires_grad_()
+        for call in (op, torch.compile(op, backend="aot_eager")):
+            (grad,) = torch.autograd.grad(call(x, value).sum(), x)
+            assert torch.equal(grad, torch.full_like(X, 3.0))
         batch = torch.ones(2, 3)
         torch.testing.assert_close(torch.vmap(op, in_dims=(0, None))(batch, value), batch * 3)
 

@@ -384,6 +384,21 @@ def test_what_was_kept_of_the_earlier_op_runs_the_new_body(ns: str) -> None:
     assert others[0](torch.ones(1)).tolist() == [1002.0]
 
 
+def test_another_library_may_differentiate_an_op_of_a_name_that_is_free_again(ns: str) -> None:
+    earlier = op_def(make_scale(f"{ns}::scale"))
+    with pytest.raises(errors.RuleError, match="or a kernel at AutogradCPU, would change"):
+        torch.library.Library(ns, "IMPL").impl(earlier.torch_op, lambda *args: None, "AutogradCPU")
+    _registration.unregister(earlier.registration)
+
+    def scale(x: Tensor) -> Tensor:
+        return x * 2
+
+    other = torch.library.custom_op(f"{ns}::scale", scale, mutates_args=())
+    other.register_autograd(lambda ctx, grad: grad * 5)
+    x = torch.ones(1, requires_grad=True)
+    assert torch.autograd.grad(other(x), x)[0].tolist() == [5.0]
+
+
 def test_a_replacement_may_have_another_signature(ns: str) -> None:
     earlier = make_scale(f"{ns}::scale")
 

@@ -384,6 +384,26 @@ def translate_errors(op: OpOverload, translate: Callable[..., None]) -> None:
             hide_from_dynamo(translating.__class__.__call__)
 
 
+kernel_guards: dict[str, Callable[[str], None]] = {}
+"""By op, what Python code must ask before it gives the op a kernel at a dispatch key; it may raise."""
+
+
+@functools.cache
+def install_kernel_guards() -> None:
+    """Make all libraries ask `kernel_guards`, because torch 2.13 lets them replace a kernel, and no op is told."""
+    impl: Any = torch.library.Library.impl
+
+    @functools.wraps(impl)
+    def guarded(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        name = op_name._schema.name if isinstance(op_name, OpOverload) else op_name
+        guard = kernel_guards.get(name if "::" in name else f"{self.ns}::{name}")
+        if guard is not None:
+            guard(dispatch_key or self.dispatch_key)
+        return impl(self, op_name, fn, dispatch_key, **options)
+
+    torch.library.Library.impl = guarded  # type: ignore[method-assign]
+
+
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many modes with `__torch_dispatch__`, and with `__torch_function__`, are active in this thread."""

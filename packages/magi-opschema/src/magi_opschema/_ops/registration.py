@@ -169,10 +169,22 @@ def register(
                 functions = registration.functions
                 registration.add(_impl(op_name, autograd_kernel(functions), "Autograd"))
                 registration.add(_impl(op_name, transforms_kernel(functions), "FuncTorchDynamicLayerFrontMode"))
+                compat.install_kernel_guards()
+                guard = functools.partial(_refuse_kernel, lowering)
+                registration.add(lambda _: compat.kernel_guards.update({name: guard}))
         except BaseException:
             compat.destroy(library)
             raise
     return registration
+
+
+def _refuse_kernel(lowering: SignatureLowering, key: str) -> None:
+    """Raise for a kernel that calls would reach or not, because the op applies an autograd.Function before it."""
+    rule = {"FuncTorchBatched": "register_vmap"}.get(key, "register_autograd" if key.startswith("Autograd") else "")
+    if rule:
+        text = f"torch.library.{rule}, or a kernel at {key}, would change some of its calls and not others"
+        fix = f"Use the op's own: {lowering.name}.{rule}, or {rule} of magi_opschema"
+        raise RuleError(lowering.sentence(f"{text}. {fix}."))
 
 
 def _returns_others(lowering: SignatureLowering) -> bool:
@@ -242,6 +254,7 @@ def unregister(registration: Registration) -> None:
     with registering:
         for op in registration.torch_ops:
             compat.keep_entry(op)
+        compat.kernel_guards.pop(registration.lowering.title, None)
         compat.destroy(registration.library)
         registration.direct.set_registered(is_registered=False)
 
