@@ -90,6 +90,35 @@ def test_a_chosen_slot_that_does_not_support_the_call_leaves_it_to_aten(slot: Sl
         assert (serving(X), serving(X.double())) == (0, 2)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_number_in_the_place_of_a_tensor_is_left_to_aten(slot: Slot, compiled: bool) -> None:
+    def kernel(input: Tensor, other: Tensor) -> Tensor:
+        return torch.mul(input, other) + 100
+
+    slot("mul.Tensor", 0, kernel, supports=lambda input, other: input.dim() == 2)
+
+    mul: Any = aten.mul
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return mul(2, x), mul(2, x, out=torch.empty_like(x)), mul(x, x)
+
+    graphs: list[Any] = []
+    call: Any = run
+    if compiled:
+        call, graphs = count_graphs(run, backend="aot_eager")
+    torch.testing.assert_close(call(X), (2 * X, 2 * X, X * X + 100))
+    with aten.use_slot("mul", 8):
+        torch.testing.assert_close(call(X), (2 * X, 2 * X, X * X))
+    torch.testing.assert_close(call(X), (2 * X, 2 * X, X * X + 100))
+    assert len(graphs) == 2 * compiled
+
+
+def test_what_is_no_tensor_reaches_no_kernel(slot: Slot) -> None:
+    slot("square", 0, lambda input: pytest.fail("ATen must refuse this call"))
+    with pytest.raises(RuntimeError, match="Expected a value of type 'Tensor' for argument 'self'"):
+        aten.square(2)  # type: ignore[arg-type]
+
+
 def test_use_slot_is_seen_by_its_own_thread_only(slot: Slot) -> None:
     slot("softmax", 1, Counted(1.0))
     inside, leave = threading.Event(), threading.Event()

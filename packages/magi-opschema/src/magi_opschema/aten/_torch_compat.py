@@ -45,6 +45,9 @@ def written_arguments(overload: OpOverload) -> list[torch._C.Argument]:
     return [a for a in arguments(overload) if a.alias_info is not None and a.alias_info.is_write]
 
 
+takes_numbers: Callable[[str], bool] = torch._C._should_allow_numbers_as_tensors
+"""Whether ATen makes a tensor of a Python number that is given to a base, such as `mul`, where its schema has one."""
+
 dispatcher_schemas: Callable[[], list[torch._C.FunctionSchema]] = torch._C._jit_get_all_schemas
 """The schema of every registered overload, ATen's and others'."""
 

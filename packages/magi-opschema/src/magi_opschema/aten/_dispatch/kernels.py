@@ -2,8 +2,9 @@
 """Where the calls of a base go: one mutable cell for each base, which generated functions read and slots change.
 
 A cell has two namespaces of callables, one attribute per overload. `traced` is read under Dynamo and holds `OpOverload`
-objects, which it inlines; it guards on them, so that a changed slot recompiles. `eager` holds the dispatcher's own
-callables (`OpOverload._op`), which saves the Python frame of `OpOverload.__call__`, a fifth of a small call.
+objects, or functions that choose one; it guards on them, so that a changed slot recompiles. `eager` holds the
+dispatcher's own callables (`OpOverload._op`), which saves the Python frame of `OpOverload.__call__`, a fifth of a small
+call.
 
 A cell also holds the kernels of its base, and the slot that users prefer by `use_slot`, `pin` or `MAGI_SLOT_<base>`.
 The signature of a kernel is compared with the schemas, and its calls keep the contract of `out=`.

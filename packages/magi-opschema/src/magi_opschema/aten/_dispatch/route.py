@@ -37,6 +37,7 @@ from magi_opschema.aten._torch_compat import (
     plain_dispatch,
     schema_text,
     tag_out,
+    takes_numbers,
     written_arguments,
 )
 
@@ -85,6 +86,24 @@ def _is_plain(values: Iterable[Any]) -> bool:
     return True
 
 
+def _tensor_positions(overload: OpOverload) -> tuple[int, ...]:
+    """Where a call has tensors by position; a kernel has no other value there, such as the 2 of `mul(2, x)`."""
+    return tuple(i for i, a in enumerate(arguments(overload)) if str(a.type) == "Tensor" and not a.kwarg_only)
+
+
+def traced_op(cell: Cell, pair: Pair, name: str, chosen: int | None) -> Callable[..., Any]:
+    """What Dynamo traces for a call of one overload: the library operator, or ATen for a number in a tensor's place."""
+    op, aten = library_op(cell, pair, name, chosen), cell.overloads[name]
+    if not takes_numbers(cell.base):
+        return op
+    tensors = _tensor_positions(aten)
+
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        return (op if all(isinstance(args[i], Tensor) for i in tensors) else aten)(*args, **kwargs)
+
+    return trace
+
+
 def _elsewhere(
     cell: Cell, pair: Pair, name: str, chosen: Callable[[], int | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[..., Any] | None:
@@ -114,8 +133,12 @@ def router(cell: Cell, pair: Pair, name: str, chosen: Callable[[], int | None]) 
     outs = out_names(cell, pair) if name == pair.out else ()
     only = outs[0] if len(outs) == 1 else None
     options = options_of_out(cell, pair)
+    tensors = _tensor_positions(cell.overloads[name])
 
     def route(*args: Any, **kwargs: Any) -> Any:
+        for i in tensors:  # a generator would take longer
+            if not isinstance(args[i], Tensor):
+                return aten(*args, **kwargs)
         inputs = kwargs
         if outs:
             inputs = _NONE_GIVEN

@@ -47,7 +47,7 @@ from magi_opschema.aten._generate.schema import (
 from magi_opschema.aten.errors import OutputError, SlotError, SurfaceError, UnknownOpError
 
 from .kernels import Cell, Kernel, Pair, cells, check_environment, check_number, lock, served_variants
-from .route import library_op, router, served_namespace
+from .route import router, served_namespace, traced_op
 
 
 def load(folder: str | os.PathLike[str]) -> ModuleType:
@@ -373,7 +373,7 @@ def _refresh(cell: Cell) -> None:
     if not cell.kernels or latest == ATEN_SLOT:
         cell.traced = cell.aten_traced
     else:
-        cell.traced = served_namespace(cell, cell.aten_traced, lambda pair, name: library_op(cell, pair, name, latest))
+        cell.traced = served_namespace(cell, cell.aten_traced, lambda pair, name: traced_op(cell, pair, name, latest))
     if not cell.environment_read:
         return  # the first eager call must still read the environment
     if not cell.kernels:
