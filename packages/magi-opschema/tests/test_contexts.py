@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from _signatures import Listening, count_graphs
-from magi_opschema import errors, magi_register_custom_op, op_def, register_kernel
+from magi_opschema import errors, magi_register_custom_op, op_def, register_kernel, register_vmap
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -82,6 +82,23 @@ def test_vmap_by_loop_and_by_rule(ns: str) -> None:
     calls.clear()
     torch.testing.assert_close(torch.vmap(lambda x: apply(x, Config(weight)))(x), expected)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("mutates_args", [(), ("x",)])
+def test_vmap_over_an_empty_batch_needs_a_rule(ns: str, mutates_args: tuple[str, ...]) -> None:
+    def body(x: Tensor, y: Tensor) -> Tensor:
+        return y * 2
+
+    op = magi_register_custom_op(f"{ns}::op", mutates_args=mutates_args, infer_output_meta_fn=["y"])(body)
+    batch = torch.ones(0, 3)
+    sentence = (
+        r"::op: torch.vmap calls it for each element of the batch, which is empty, so that nothing says what it "
+        r"returns\. Give a rule for the whole batch with register_vmap\. \(test_contexts"
+    )
+    with pytest.raises(errors.RuleError, match=sentence):
+        torch.vmap(op)(batch, batch)
+    register_vmap(op, lambda info, in_dims, x, y: (y * 2, in_dims[1]))
+    assert torch.vmap(op)(batch, batch).shape == (0, 3)
 
 
 def test_kernel_for_one_device_type(ns: str) -> None:

@@ -25,7 +25,7 @@ from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument, Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
 from magi_opschema._text import nearest, show_value
-from magi_opschema.errors import ForwardModeError, GradientError, MissingBackwardError, MutationError
+from magi_opschema.errors import ForwardModeError, GradientError, MissingBackwardError, MutationError, RuleError
 
 
 Shapes = Mapping[str, Any]
@@ -192,8 +192,13 @@ VmapRule: TypeAlias = Callable[..., tuple[Any, Any]]
 """`rule(info, in_dims, *flat) -> (flat outputs, their dims)`."""
 
 
-def vmap_by_loop(info: Any, in_dims: Any, values: tuple[Any, ...], call: Callable[..., Any]) -> tuple[Any, Any]:
+def vmap_by_loop(
+    lowering: SignatureLowering, info: Any, in_dims: Any, values: tuple[Any, ...], call: Callable[..., Any]
+) -> tuple[Any, Any]:
     """The outputs of *call* for each element of the batch, stacked along a new first dimension."""
+    if info.batch_size == 0:
+        text = "torch.vmap calls it for each element of the batch, which is empty, so that nothing says what it returns"
+        raise RuleError(lowering.sentence(f"{text}. Give a rule for the whole batch with register_vmap."))
     results = [
         call(*[_select(value, dim, i) for value, dim in zip(values, in_dims, strict=True)])
         for i in range(info.batch_size)
@@ -314,7 +319,7 @@ class AutogradFunctions:
         def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
             rule = self.vmap_rule()
             if rule is None:
-                return vmap_by_loop(info, in_dims, spread, self.transforms)
+                return vmap_by_loop(self.lowering, info, in_dims, spread, self.transforms)
             # The counts of lists, which `spread` begins with, have no dimension.
             pairs = zip(spread, in_dims, strict=True)
             dims = layout.gather(tuple(s if isinstance(s, tuple) and isinstance(d, tuple) else d for s, d in pairs))

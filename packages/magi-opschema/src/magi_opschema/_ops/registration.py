@@ -300,7 +300,7 @@ def _batched_mutation(lowering: SignatureLowering, registration: Registration) -
             if flat[position] is not None and dims[position] is None:
                 text = f"under vmap every element of the batch would write into '{path}', which has no batch dimension."
                 raise RuleError(lowering.sentence(f"{text} Expand it, or give a rule with register_vmap."))
-        return vmap_by_loop(info, dims, flat, lambda *values: layout.call(registration.torch_op, values))
+        return vmap_by_loop(lowering, info, dims, flat, lambda *values: layout.call(registration.torch_op, values))
 
     return batched
 
