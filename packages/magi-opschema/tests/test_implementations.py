@@ -149,6 +149,19 @@ def test_the_environment_names_a_body(monkeypatch: pytest.MonkeyPatch) -> None:
         new_op("named").implementation(other)
 
 
+def test_an_error_of_a_condition_says_whose_it_is(x: Tensor) -> None:
+    op = new_op("nope")
+    op.implementation(other, when=lambda x, cfg: cfg.nope)
+    with pytest.raises(AttributeError, match="nope") as raised:
+        op(x)
+    (note,) = raised.value.__notes__
+    sentence = (
+        r"implementations::nope: raised by `when` of an implementation \(test_implementations.py:\d+\)\. It gets "
+        r"\(x, cfg\) of each call, and returns whether the implementation serves it\. \(test_implementations.py:\d+\)"
+    )
+    assert re.fullmatch(sentence, note)
+
+
 @pytest.mark.parametrize(
     ("add", "sentence"),
     [

@@ -251,6 +251,10 @@ def test_a_frozen_dataclass_without_tensors_stays_behind_its_handle(ns: str, x: 
     ("act", "sentence"),
     [
         (lambda r: setattr(r, "calls", 1), "writes 'runner.calls', and its Linear was rebuilt for this one call, so"),
+        (
+            lambda r: setattr(r, "mode", "twice"),
+            r"lost\. Return what is new, and let the caller keep it; or pass the ha",
+        ),
         (lambda r: setattr(r, "weight", EYE), r"writes 'runner.weight'.*=\('runner.weight',\).*register_object\(\)"),
         (lambda r: delattr(r, "bias"), "the body writes 'runner.bias', and its Linear .* so that would be lost. Wr"),
         (lambda r: r.calls, r"reads 'runner.calls', and its .* only from \(weight, bias, tile, mode\)\. Declare"),

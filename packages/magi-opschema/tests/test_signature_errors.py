@@ -9,7 +9,7 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import InitVar, dataclass, make_dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any, Generic, NamedTuple, NotRequired, Optional, Protocol, Self, TypedDict
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NotRequired, Optional, Protocol, Self, TypedDict
 
 import numpy as np
 import pytest
@@ -119,6 +119,11 @@ ANNOTATIONS: list[tuple[object, str]] = [
                       "or ObjectHandle[SimpleNamespace] for the object itself.")),
     (int | str, ("'value' has type int | str, which is a union of 2 types, and a schema argument has one. "
                 "Use a frozen dataclass with one optional field for each.")),
+    (int | Literal["auto"],
+     ("'value' has type int | Literal['auto'], which is a union of 2 types, and a schema argument has one. "
+      "Use int | None, with None for 'auto', or a frozen dataclass with one optional field for each.")),
+    (int | Literal["auto"] | None, "which is a union of 2 types, and a schema argument has one. Use a frozen datac"),
+    (int | Literal["auto", "off"], "which is a union of 2 types, and a schema argument has one. Use a frozen datac"),
     (Tensor | float | None, "'value' has type Tensor | float | None, which is a union of 2 types"),
     (list[int | None], (f"'value' has type list[int | None], {NO_LIST}. "
                        "Use two lists, the values and one bool for each that says whether it is there.")),
@@ -145,7 +150,8 @@ ANNOTATIONS: list[tuple[object, str]] = [
     (HANDLE[T], "a handle of something that is not a class. Name the class of the object."),
     (HANDLE[Tabled], f"'value.table' has type dict[str, int], {NO_FORM}."),
     (list[Tabled], "'value' has type list[Tabled], a list of records"),
-    (T, f"'value' has type T, {NO_FORM}. Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[T])."),
+    (T, (f"'value' has type T, {NO_FORM}. Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[T]), "
+        "or a bound, as in TypeVar('T', bound=Tensor).")),
     (Box, f"'value.value' has type T, {NO_FORM}. Give the type variable a type"),
     (Box[bytes], f"'value.value' has type bytes, {NO_FORM}."),
     (Annotated[bytes, "raw"], f"'value' has type bytes, {NO_FORM}."),
@@ -236,7 +242,8 @@ SIGNATURES: list[tuple[str, str]] = [
     ("cfg: Inner, cfg__scale: float", "'cfg.scale' and 'cfg__scale' have the same flat name 'cfg__scale'. Rename one."),
     ("cfg: Inner | None, cfg__is_some: bool",
      "'cfg.is_some' and 'cfg__is_some' have the same flat name 'cfg__is_some'. Rename one."),
-    ("cfg: HasIsSomeRecord | None", "'cfg.is_some' and 'cfg.is_some' have the same flat name 'cfg__is_some'."),
+    ("cfg: HasIsSomeRecord | None", ("the field 'cfg.is_some' has the flat name 'cfg__is_some', that of the "
+     "bool that says whether 'cfg' is None. Rename the field.")),
     ("größe: int, gru00f6u00dfe: int",
      "'größe' and 'gru00f6u00dfe' have the same flat name 'gru00f6u00dfe'. Rename one."),
     ("n: int = 'three'", ("the default of 'n' is 'three' (str), which the schema type SymInt does not take. "

@@ -9,7 +9,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Generic, Literal, NamedTuple, NewType, Optional, Required, TypedDict
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    NewType,
+    Optional,
+    Required,
+    TypedDict,
+    TypeVar,
+)
 
 import pytest
 import torch
@@ -624,6 +637,48 @@ def test_enum_by_value_and_by_member(ns: str, cls: Any) -> None:
         for value in (member, member.value):
             op(W, value)
             assert seen.pop() is member
+
+
+class Modes(enum.IntFlag):
+    NORM = 1
+    BIAS = 2
+
+
+class Switch(enum.Flag):
+    ON = 1
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("cls", [Bits, Modes])
+def test_a_flag_by_its_bits_and_by_member(ns: str, cls: Any, backend: str | None) -> None:
+    seen: list[Any] = []
+    op = make_op(ns, cls, seen)
+    call = op if backend is None else torch.compile(op, fullgraph=True, backend=backend)
+    for value in (1, cls(2), 3, 0):
+        call(W, value)
+        assert (type(seen[-1]), seen.pop()) == (cls, cls(value))
+
+
+@pytest.mark.parametrize("value", [2, True, Modes.NORM])
+def test_bits_that_a_flag_does_not_have(ns: str, value: object) -> None:
+    with pytest.raises(errors.ArgumentValueError, match=r"'value' is .*, expected a Switch, or the bits of one\. \("):
+        make_op(ns, Switch, [])(W, value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "same"),
+    [
+        ("Literal['a'] | Literal['b']", Literal["a", "b"]),
+        ("Literal['a'] | Literal[1] | None", Literal["a", 1] | None),
+        ("Literal['a'] | Literal['b', None]", Literal["a", "b", None]),
+        (TypeVar("Bound", bound=Tensor), Tensor),
+        (list[TypeVar("BoundByText", bound="Tensor")], list[Tensor]),  # type: ignore[misc]
+    ],
+    ids=str,
+)
+def test_an_annotation_that_says_the_same(ns: str, annotation: object, same: object) -> None:
+    first, second = (op_def(make_op(f"{ns}_{i}", one, [])).lowering for i, one in enumerate((annotation, same)))
+    assert [p.node for p in first.parameters] == [p.node for p in second.parameters]
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])

@@ -433,7 +433,7 @@ FLAT: list[tuple[Any, tuple[Any, ...], list[tuple[Any, ...]], str]] = [
     (Mode | None, (None,), [("zz",)], f"'value' is 'zz' (str), {NOT_MODE[:-1]}, or None."),
     (Level, ("LOW",), [("low",), ("1",)], "'value' is '1' (str), expected one of Level.LOW, Level.HIGH, or the value"),
     (list[Mode], (["rms"],), [(["zz"],)], f"'value' is 'zz' (str), expected a list with each item {NOT_MODE[9:]}"),
-    (Access, (3,), [(-9,), (64,), (4,)], "'value' is 4 (int), expected a Access."),
+    (Access, (3,), [(-9,), (64,), (4,)], "'value' is 4 (int), expected a Access, or the bits of one."),
     (Literal["a", 1], (1,), [(2,), (-1,)], "'value' is -1 (int), expected one of 'a', 1."),
     (Literal["a", "b"], ("a",), [("c",)], "'value' is 'c' (str), expected one of 'a', 'b'."),
     (list[torch.dtype], (["torch.int8"],), [(["int8"],), (["torch.zz"],)],

@@ -54,14 +54,20 @@ ORIGINAL = "_magi_rebuilt_of"
 
 
 @functools.cache
-def rebuilt_class(cls: Any, names: tuple[str, ...], path: str, title: str, location: str) -> type:
-    """The class of objects that are rebuilt from the fields *names* of a *cls*, at *path* of the op *title*."""
+def rebuilt_class(
+    cls: Any, names: tuple[str, ...], tensors: frozenset[str], path: str, title: str, location: str
+) -> type:
+    """The class of objects that are rebuilt from the fields *names* of a *cls*, at *path* of the op *title*.
+
+    Those of the fields that hold Tensors are *tensors*.
+    """
     listed = ", ".join(names)
 
     def refuse_write(_: object, name: str, *__: object) -> NoReturn:
         text = f"{title}: the body writes '{path}.{name}', and its {cls.__name__} was rebuilt for this one call, so "
-        write = f"that would be lost. Write into a Tensor in place and name it, as in mutates_args=('{path}.{name}',)"
-        fix = f"{write}; return what is new; or pass the handle of register_object(), which leaves the object whole."
+        write = f"Write into a Tensor in place and name it, as in mutates_args=('{path}.{name}',); return what is new"
+        others = f"{write if name in tensors else 'Return what is new, and let the caller keep it'}; or pass the handle"
+        fix = f"that would be lost. {others} of register_object(), which leaves the object whole."
         raise ObjectFieldError(f"{text}{fix} ({location})")
 
     inherited = getattr(cls, "__getattr__", None)
@@ -281,7 +287,8 @@ def _rebuild_object(node: Record, parts: list[tuple[str, str]], name: str, to: W
     A field may be a slot, or the class may have a `__setattr__`.
     """
     names = tuple(field_name for field_name, _ in parts)
-    cls = rebuilt_class(node.cls, names, dotted(node.path), to.trees.title, to.trees.location)
+    tensors = frozenset(part.name for part in node.fields if any(leaf.is_tensor for leaf in leaves(part.node)))
+    cls = rebuilt_class(node.cls, names, tensors, dotted(node.path), to.trees.title, to.trees.location)
     to.line(f"{name} = {to.bind('new', object.__new__)}({class_name(node, to, cls)})")
     for field_name, text in parts:
         to.line(f"{to.bind('set', object.__setattr__)}({name}, {field_name!r}, {text})")

@@ -85,15 +85,20 @@ def literal(values: tuple[object, ...]) -> tuple[str, Codec]:
 def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
     """The schema type and the codec of an Enum: by value if all values are strings, otherwise by name.
 
-    A Flag by its bits. A class may override `name` and `value`, so they are read as `_name_` and `_value_`.
+    A Flag by its bits, which the caller may pass too. A class may override `name` and `value`, so they are read as
+    `_name_` and `_value_`.
     """
     members = tuple(cls.__members__.values())
     shown = ", ".join(map(show_literal, members))
     if issubclass(cls, enum.Flag):
-        refuse, named = "{type}({value}) is not {cls}", {"cls": cls, "type": type, "read": _reader(cls, ValueError)}
-        decode = "{read}({value}, {reject})"
-        codec = Codec(f"flag {cls.__name__}", refuse, "{value}._value_", decode, named, f"a {cls.__name__}")
-        return "SymInt", codec
+        refuse = "{type}({value}) is not {cls} and {type}({value}) is not {int}"
+        encode, decode = (
+            "({value}._value_ if {type}({value}) is {cls} else {value})",
+            "{read}({int}({value}), {reject})",
+        )
+        named = {"cls": cls, "type": type, "int": int, "read": _reader(cls, ValueError)}
+        expected = f"a {cls.__name__}, or the bits of one"
+        return "SymInt", Codec(f"flag {cls.__name__}", refuse, encode, decode, named, expected)
     values = tuple(member._value_ for member in members)
     constants: dict[str, object] = {
         "cls": cls,

@@ -196,6 +196,9 @@ def _clashes(trees: list[Node]) -> list[Problem]:
         if any(each is node for each in nodes(other)):
             continue  # it is the same, or has the path of what holds it: the value of an Optional, of a list
         sentence = f"'{dotted(other.path)}' and '{dotted(node.path)}' have the same flat name '{name}'. Rename one."
+        if other.path == node.path:
+            flag = f"the flat name '{name}', that of the bool that says whether '{dotted(node.path[:-1])}' is None"
+            sentence = f"the field '{dotted(node.path)}' has {flag}. Rename the field."
         problems.append(Problem(dotted(node.path), sentence))
     return problems
 

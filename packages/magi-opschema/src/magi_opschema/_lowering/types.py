@@ -47,7 +47,7 @@ from magi_opschema._model.tree import (
     leaves,
     nodes,
 )
-from magi_opschema._text import show_type
+from magi_opschema._text import show_literal, show_type
 from magi_opschema._torch_compat import opaque_name, why_not_returned
 from magi_opschema.errors import Problem
 
@@ -271,6 +271,8 @@ def lower_resolved(annotation: object, place: Place) -> Node:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in {typing.Union, types.UnionType}:
         return _lower_union(annotation, arguments, place)
+    if isinstance(annotation, typing.TypeVar) and annotation.__bound__ is not None:
+        return lower(annotation.__bound__, place)
     if not _is_hashable(annotation):
         raise place.refuse(annotation, "which is not a type", "Write a type, such as list[int] for [int].")
     if origin is typing.Literal:
@@ -328,11 +330,19 @@ def _is_hashable(annotation: object) -> bool:
 
 def _lower_union(annotation: object, members: tuple[object, ...], place: Place) -> Node:
     others = tuple(member for member in members if member is not type(None))
+    literals = tuple(member for member in others if typing.get_origin(member) is typing.Literal)
+    if literals == others:
+        values = tuple(value for member in members for value in typing.get_args(member) or (None,))
+        return lower(typing.Literal[values], place)
     if set(others) <= _NUMBERS and len(others) > 1:
         return place.leaf("Scalar" if len(others) == len(members) else "Scalar?")
     if len(others) > 1:
         why = f"which is a union of {len(others)} types, and a schema argument has one"
-        raise place.refuse(annotation, why, "Use a frozen dataclass with one optional field for each.")
+        fix = "a frozen dataclass with one optional field for each."
+        if len(members) == 2 and len(literals) == 1 and len(typing.get_args(literals[0])) == 1:
+            (other,), (value,) = set(others) - set(literals), typing.get_args(literals[0])
+            fix = f"{show_type(other)} | None, with None for {show_literal(value)}, or {fix}"
+        raise place.refuse(annotation, why, f"Use {fix}")
     inner = lower(others[0], place)
     if isinstance(inner, Optional):
         return inner
@@ -451,7 +461,9 @@ def lower_each(annotations: list[tuple[object, Place]]) -> tuple[Node, ...]:
 def _advice(annotation: object) -> str:
     cls, arguments = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if isinstance(annotation, typing.TypeVar):
-        return f"Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[{annotation.__name__}])."
+        name = annotation.__name__
+        fix = f"Give the type variable a type, as in Cfg[int] for a class Cfg(Generic[{name}])"
+        return f"{fix}, or a bound, as in TypeVar('{name}', bound=Tensor)."
     if cls in {
         dict,
         collections.abc.Mapping,

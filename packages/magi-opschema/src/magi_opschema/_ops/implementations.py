@@ -283,7 +283,14 @@ def _by_name(definition: OpDef, when: Callable[..., bool] | None) -> Callable[..
 
     def holds(*args: Any, **kwargs: Any) -> bool:
         values = defaults | dict(zip(names, args, strict=False)) | kwargs
-        return given(**{name: values[name] for name in wanted})  # type: ignore[no-any-return]
+        try:
+            return given(**{name: values[name] for name in wanted})  # type: ignore[no-any-return]
+        except Exception as error:
+            # The error itself stays what it is, because tracers raise and catch errors of their own here.
+            text = f"raised by `when` of an implementation ({location(given)})"
+            fix = f"It gets ({', '.join(wanted)}) of each call, and returns whether the implementation serves it"
+            error.add_note(definition.lowering.sentence(f"{text}. {fix}."))
+            raise
 
     holds.__wrapped__ = given  # type: ignore[attr-defined]  # where errors and descriptions say that it is
     return holds
