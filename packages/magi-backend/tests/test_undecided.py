@@ -286,3 +286,36 @@ def test_the_body_runs_neither_at_decoration_nor_when_it_is_read(ns: str) -> Non
     op = magi_register_custom_op(f"{ns}::read_whole")(read_whole)
     graph_of(op)
     assert calls == []
+
+
+class Average:
+    """The running average of what it is called with."""
+
+    def __init__(self) -> None:
+        self.value, self.calls = torch.zeros(4), 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.value = self.value * 0.5 + x * 0.5
+        return x + self.value
+
+
+@pytest.mark.parametrize("infer", [None, lambda x: torch.empty_like(x)], ids=["own", "stated"])
+@pytest.mark.parametrize("is_undecided", [True, False])
+def test_an_eager_call_runs_the_body_once(infer: Any, is_undecided: bool, ns: str) -> None:
+    average = Average()
+    held: Callable[[], Any] = weakref.ref(average)
+
+    def undecided(x: Tensor) -> Tensor:
+        return held()(x)  # type: ignore[no-any-return]
+
+    def launching(x: Tensor) -> Tensor:
+        if x.shape[0] > 4:
+            rows(x)
+        return average(x)
+
+    op = magi_register_custom_op(f"{ns}::averaged", infer_output_meta_fn=infer)(
+        undecided if is_undecided else launching
+    )
+    assert [op(torch.ones(4))[0].item() for _ in range(3)] == [1.5, 1.75, 1.875]
+    assert average.calls == 3

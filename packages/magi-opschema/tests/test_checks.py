@@ -87,6 +87,30 @@ def test_a_fake_that_is_right_for_one_dtype_alone_is_found_where_another_was_com
             call(half)
 
 
+@pytest.mark.parametrize("is_given_later", [False, True])
+def test_a_fake_that_runs_the_body_is_compared_only_for_what_was_traced(ns: str, is_given_later: bool) -> None:
+    def fake(x: Tensor) -> Tensor:
+        return torch.empty_like(x, dtype=torch.float64)
+
+    def default(x: Tensor) -> Tensor:
+        return fake(x)
+
+    default.runs_body, default.adopt_fake = True, lambda given: given  # type: ignore[attr-defined]
+
+    @magi_register_custom_op(f"{ns}::copied", infer_output_meta_fn=default)
+    def op(x: Tensor) -> Tensor:
+        return x.clone()
+
+    if is_given_later:
+        op.register_fake(fake)
+    else:
+        op(torch.ones(3))
+        with torch._subclasses.FakeTensorMode():
+            op(torch.ones(3))
+    with pytest.raises(errors.FakeMismatchError, match="has dtype torch.float32, and the fake says torch.float64"):
+        op(torch.ones(3))
+
+
 def test_a_kind_of_call_that_was_traced_alone_costs_the_others_no_check(ns: str) -> None:
     calls = []
 

@@ -128,6 +128,7 @@ def magi_register_custom_op(
             infer = _UndecidedOp(title, fn, kernels, cast("Any", infer), see_through, definition).fake()
         elif infer is None and is_seen:
             infer = magi_tritonwrap.fake_from_body(fn)
+            infer.runs_body = True  # type: ignore[attr-defined]
             # A fake that the author registers later replaces it.
             infer.adopt_fake = lambda given: given  # type: ignore[attr-defined]
         exposed = magi_opschema.magi_register_custom_op(
@@ -238,6 +239,7 @@ class _UndecidedOp:
                 return self.infer(*args, **kwargs)
             return self._like_inputs(args, kwargs, reason) if reason else own(*args, **kwargs)
 
+        fake.runs_body = True  # type: ignore[attr-defined]
         fake.__signature__ = inspect.signature(self.infer or self.fn)  # type: ignore[attr-defined]
         if self.infer is None:
             fake.adopt_fake = self._adopt  # type: ignore[attr-defined]

@@ -111,7 +111,8 @@ def magi_register_custom_op(
             shape, dtype, device and strides; or for each output, the name or path of the input that it looks like; or
             None, for which output i looks like Tensor input i. The first real call is compared with it. A function with
             an attribute `adopt_fake` is a default of a library; like None, it is replaced by `register_fake`, with the
-            result of `adopt_fake(fake)`.
+            result of `adopt_fake(fake)`. One with an attribute `runs_body` that is true runs the body on fake tensors,
+            and is compared with real calls only where a call was traced.
         setup_context_fn: `setup_context_fn(ctx, inputs, output)`: saves on `ctx` what the backward needs.
             `inputs` are the arguments in the order of the signature; for a record output, `output` is a dict by field.
         backward_fn: `backward_fn(ctx, *grads)` returns one gradient for each parameter: for a record None, a dict by

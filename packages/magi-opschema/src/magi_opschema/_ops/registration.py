@@ -144,7 +144,7 @@ def register(
             define(library)
             torch_op = getattr(getattr(torch.ops, namespace), op_name).default
             compat.translate_errors(torch_op, ErrorTranslation(lowering).of_flat)
-            check = CallCheck(lowering, torch_op)
+            check = CallCheck(lowering, torch_op, lambda: fake.runs_body)
             kernel = body_kernel(lowering, fn, check)
             direct = DirectCalls(lowering, torch_op, kernel)
 

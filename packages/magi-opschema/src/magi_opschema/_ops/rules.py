@@ -82,6 +82,7 @@ class FakeSlot:
     Attributes:
         fake: the fake at the flat signature.
         adopt: what a default of a library makes of a fake that the user gives; None for other fakes.
+        runs_body: whether it runs the op's body on fake tensors.
         given: where the user gave it, the name of an option or the place of a function; empty for a default.
         is_used: whether the op was called or traced.
     """
@@ -90,6 +91,7 @@ class FakeSlot:
         self.is_used = False
         self.fake = fake
         self.adopt: Callable[[Callable[..., Any]], Callable[..., Any]] | None = getattr(spec, "adopt_fake", None)
+        self.runs_body = getattr(spec, "runs_body", False)
         self.given = "" if spec is None or self.adopt is not None else "infer_output_meta_fn"
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +225,9 @@ def register_fake(op: object, fn: Callable[..., Any] | None = None) -> Any:
         slot = definition.registration.fake
         fake = make_fake(definition.lowering, fn)
         _refuse_second(definition, "fake", slot.given, fn)
-        slot.fake = fake if slot.adopt is None else make_fake(definition.lowering, slot.adopt(fn))
+        adopted = fn if slot.adopt is None else slot.adopt(fn)
+        slot.fake = fake if slot.adopt is None else make_fake(definition.lowering, adopted)
+        slot.runs_body = getattr(adopted, "runs_body", False)
         slot.given = location(fn)
     return fn
 
