@@ -16,7 +16,14 @@ import triton
 import triton.language as tl
 import tritonwrap_patterns as patterns
 from graph_questions import Ops, launch_count, launch_of, launches, op_stays
-from magi_tritonwrap import OpaqueFallbackWarning, make_see_through, see_through_report, triton_op, wrap_kernels
+from magi_tritonwrap import (
+    OpaqueFallbackWarning,
+    make_see_through,
+    probe_launches,
+    see_through_report,
+    triton_op,
+    wrap_kernels,
+)
 from magi_tritonwrap.errors import UnknownOpError
 from magi_tritonwrap.testing import aot_graphs, launches_of
 from torch import Tensor
@@ -311,3 +318,14 @@ def test_wrapping_repeatedly_is_wrapping_once(ops: Ops, times: int) -> None:
     op = ops.define("wrapped", body)
     assert [kernel.name for kernel in make_see_through(op, body).kernels] == ["double_kernel"]
     assert launch_count(op) == 3
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_wrapped_body_is_its_own_fake(ops: Ops, times: int) -> None:
+    body: Callable[[Tensor], Tensor] = patterns.helper
+    for _ in range(times):
+        body = wrap_kernels(body)
+    op = triton_op(f"{ops.namespace}::wrapped", body, mutates_args=(), schema="(Tensor x) -> Tensor")
+    assert launch_count(op._opoverload) == 1
+    probe = probe_launches(body, (torch.ones(300),), {})
+    assert [launch.name for launch in probe.launches] == ["double_kernel"]

@@ -19,7 +19,7 @@ from magi_tritonwrap._kernel.kernels import Kernel, as_kernel
 from magi_tritonwrap._torch_compat.kernels import described_tensor
 from magi_tritonwrap._torch_compat.tracing import tracing_is_active, wrap_triton_disabled
 
-from .hook import Run, launch_site, listening, not_listening
+from .hook import Listener, Run, current_listener, launch_site, listening, not_listening
 from .normalise import emit, resolve, unsupported
 
 
@@ -105,16 +105,20 @@ class LaunchLog:
     """The launches of one scope, in order."""
 
     drop: bool
+    around: Listener | None = None
+    """The scope around this one, which gets each launch that is not dropped here."""
     launches: list[CapturedLaunch] = field(default_factory=list)
 
     def on_launch(self, kernel: Any, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a launch; then drop it, trace it or run it. Returns what the launch returns, None if it is dropped."""
         described = as_kernel(kernel)
+        if not kwargs.get("warmup"):
+            self.launches.append(CapturedLaunch(described, *launch_site()))
+        if self.around is not None and not self.drop:
+            return self.around(kernel, run, args, kwargs)
         traces = tracing_is_active(map(described_tensor, (*args, *kwargs.values())))
         if kwargs.get("warmup") and (self.drop or traces):
             return _NotCompiled(described)
-        if not kwargs.get("warmup"):
-            self.launches.append(CapturedLaunch(described, *launch_site()))
         if self.drop:
             return None
         if traces and not described.is_interpreted:
@@ -130,7 +134,7 @@ def capture_launches(*, drop: bool = False) -> Iterator[LaunchLog]:
 
     Under `make_fx`, AOTAutograd or a fake tensor mode a launch becomes a `triton_kernel_wrapper_mutation` node, as if
     its author had written `wrap_triton`; a launch that is already wrapped becomes one node, not two. Outside a trace
-    the kernel is launched as usual. Scopes nest: the innermost one records.
+    the kernel is launched as usual. Scopes nest: a launch is recorded by each, up to one that drops it.
 
     Args:
         drop: record launches without carrying them out. A body whose only effect is launches then runs on fake tensors,
@@ -143,6 +147,6 @@ def capture_launches(*, drop: bool = False) -> Iterator[LaunchLog]:
         UnsupportedKernelError: from a traced launch, for a decoration that torch cannot reproduce.
         UnsupportedLaunchError: from a traced launch, for an argument or option that a graph cannot carry.
     """
-    log = LaunchLog(drop)
+    log = LaunchLog(drop, current_listener())
     with listening(log.on_launch):
         yield log

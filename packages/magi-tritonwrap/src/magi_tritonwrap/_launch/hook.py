@@ -72,6 +72,11 @@ def listening(listener: Listener) -> Iterator[None]:
                     cls.run = hook.__wrapped__
 
 
+def current_listener() -> Listener | None:
+    """What listens to the launches of this thread, if a scope is open."""
+    return _LISTENER.get()
+
+
 def not_listening() -> AbstractContextManager[None]:
     """Let launches of this thread pass without a listener, for example those that a listener makes itself."""
     return holding(_LISTENER, None)

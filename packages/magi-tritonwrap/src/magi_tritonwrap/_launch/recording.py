@@ -99,7 +99,6 @@ class _Replay(torch.fx.Interpreter):
         if not is_launch(target):
             return super().call_function(_MEASURES.get(target, target), args, kwargs)
         launch = next(self._launches, None)
-        # A body that captures launches itself, as `wrap_kernels` makes it, keeps them to itself.
         kernel = as_kernel(launched_kernel(kwargs["kernel_idx"])) if launch is None else launch.kernel
         site = None if launch is None else (launch.file, launch.line)
         with refuse_no_write(kernel, kwargs["kwargs"].values(), site):
