@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -319,3 +320,31 @@ def test_an_eager_call_runs_the_body_once(infer: Any, is_undecided: bool, ns: st
     )
     assert [op(torch.ones(4))[0].item() for _ in range(3)] == [1.5, 1.75, 1.875]
     assert average.calls == 3
+
+
+@pytest.mark.parametrize("infer", [None, lambda x: x.new_empty(4)], ids=["own", "stated"])
+def test_a_trace_refuses_a_body_that_keeps_what_it_makes(infer: Any, ns: str) -> None:
+    average = Average()
+    held: Callable[[], Any] = weakref.ref(average)
+
+    def averaging(x: Tensor) -> Tensor:
+        return held()(x)  # type: ignore[no-any-return]
+
+    op = magi_register_custom_op(f"{ns}::averaged", infer_output_meta_fn=infer)(averaging)
+    with pytest.raises(TorchRuntimeError, match="keeps a Tensor that it makes for its next call"):
+        torch.compile(op, backend="aot_eager")(torch.ones(4))
+
+
+@pytest.mark.parametrize("infer", [None, lambda x: x.new_empty(4)], ids=["own", "stated"])
+def test_a_cached_workspace_is_made_by_the_first_real_call(infer: Any, ns: str) -> None:
+    workspace = functools.cache(torch.arange)
+    held = weakref.ref(workspace)
+
+    def body(x: Tensor) -> Tensor:
+        return x + held()(x.shape[0])  # type: ignore[misc]
+
+    op = magi_register_custom_op(f"{ns}::offset", infer_output_meta_fn=infer)(body)
+    compiled: Any = torch.compile(op, backend="aot_eager")
+    for _ in range(2):
+        assert compiled(torch.ones(4)).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert type(workspace(4)) is Tensor

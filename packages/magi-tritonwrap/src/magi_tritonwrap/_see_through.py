@@ -37,6 +37,7 @@ from ._torch_compat.operators import (
 )
 from ._torch_compat.tracing import decomposition_is_disabled, has_unrecognized_type
 from .errors import (
+    NoFakeError,
     NotAnOpError,
     OpaqueFallbackWarning,
     TritonWrapError,
@@ -272,7 +273,7 @@ def _decompose(mode: Any, op: OpOverload, types: Sequence[type], args: tuple[Any
     try:
         recording = recording_of(record.fn, args, kwargs, may_stay_opaque, record.found.tells_fake)
     except TritonWrapError as error:
-        if not may_stay_opaque:
+        if not may_stay_opaque or isinstance(error, NoFakeError):
             raise
         recording = str(error)
         why, fix = recording.rstrip("."), _RAISES

@@ -20,7 +20,7 @@ class UnsupportedLaunchError(TritonWrapError, ValueError):
 
 
 class NoFakeError(TritonWrapError, RuntimeError):
-    """A body cannot be used as its op's fake: its outputs depend on data, or it asks for addresses."""
+    """A body cannot be used as its op's fake: its outputs depend on data, it asks for addresses or keeps Tensors."""
 
 
 class CpuTensorError(TritonWrapError, RuntimeError):

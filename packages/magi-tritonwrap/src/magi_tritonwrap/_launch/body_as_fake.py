@@ -20,12 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from magi_tritonwrap._torch_compat.operators import is_collective
-from magi_tritonwrap._torch_compat.tracing import ITEM_OPERATORS, cannot_be_fake, concrete_number, fake_tensors
+from magi_tritonwrap._torch_compat.tracing import (
+    ITEM_OPERATORS,
+    cannot_be_fake,
+    concrete_number,
+    fake_tensors,
+    taking_real_tensors,
+)
 from magi_tritonwrap.errors import NoFakeError
 
-from .addresses import FakeAddresses
 from .capture import CapturedLaunch, capture_launches
 from .hook import launch_site
+from .kept import FakeRun
 from .recording import told
 
 
@@ -95,8 +101,8 @@ def fake_from_body(fn: Callable[P, R]) -> Callable[P, R]:
     both runs give outputs of the same shapes, strides, dtypes and devices.
 
     Raises:
-        NoFakeError: raised by the fake if the outputs depend on data, or if the body asks for something that fake
-            tensors do not have, such as an address.
+        NoFakeError: raised by the fake if the outputs depend on data, if the body asks for something that fake
+            tensors do not have, such as an address, or if it keeps a Tensor that it makes.
 
     Example:
         >>> import torch
@@ -123,18 +129,24 @@ def probe_launches(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
     The tensors are fakes of a separate mode, with numbers for sizes, so that a trace in progress is not affected. The
     run ends where the body reads data or communicates with other ranks.
+
+    Raises:
+        NoFakeError: the body has kept a Tensor that it made, and so has one without data now.
     """
     with ExitStack() as stack:
         stack.enter_context(disable_proxy_modes_tracing())
         stack.enter_context(fake_tensors())
         fresh_args, fresh_kwargs = tree_map(_concrete, (args, kwargs))
         log = stack.enter_context(capture_launches(drop=True))
-        stack.enter_context(FakeAddresses())
+        run = stack.enter_context(FakeRun(fn, (fresh_args, fresh_kwargs)))
         stack.enter_context(_Refusing())  # type: ignore[no-untyped-call]
         try:
             fn(*fresh_args, **fresh_kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
-            return LaunchProbe(tuple(log.launches), told(error), error)
+            stopped_by = told(error)
+            run.forget(error=error)
+            return LaunchProbe(tuple(log.launches), stopped_by, error)
+        run.forget()
     return LaunchProbe(tuple(log.launches), "")
 
 
@@ -184,13 +196,23 @@ class _Answering(TorchDispatchMode):
 
 
 def _run(fn: Callable[P, R], args: Any, kwargs: Any, data: tuple[int, bool]) -> tuple[R, str]:
-    with capture_launches(drop=True), FakeAddresses(), _Answering(*data) as answers:
+    given = (args, kwargs)
+    with (
+        taking_real_tensors(given),
+        capture_launches(drop=True),
+        FakeRun(fn, given) as run,
+        _Answering(*data) as answers,
+    ):
         try:
-            return fn(*args, **kwargs), answers.asked
+            result = fn(*args, **kwargs)
         except Exception as error:
+            why = told(error)
+            run.forget(error=error)
             if answers.asked or isinstance(error, _Refused) or cannot_be_fake(error):
-                raise NoFakeError(_no_fake(fn, f"does not run on fake tensors: {told(error)}")) from error
+                raise NoFakeError(_no_fake(fn, f"does not run on fake tensors: {why}")) from error
             raise
+        run.forget(result)
+        return result, answers.asked
 
 
 def _with_other_data(fn: Callable[P, R], args: Any, kwargs: Any) -> R:

@@ -34,12 +34,14 @@ from magi_tritonwrap._torch_compat.tracing import (
     storage_of,
     unbacked_symbols,
     unwrap_functional,
+    uses_real_tensor,
 )
 from magi_tritonwrap.errors import TritonWrapError
 
 from .addresses import FakeAddresses
 from .capture import CapturedLaunch, capture_launches
 from .hook import STRAYS, in_library_folder
+from .kept import FakeRun
 from .normalise import WRITES_NOTHING, refuse_no_write, unsupported
 
 
@@ -154,21 +156,26 @@ def _recorded(
         if fake_mode.shape_env is not None:
             stack.enter_context(fake_mode.shape_env.ignore_fresh_unbacked_symbols())
         log = stack.enter_context(capture_launches())
-        stack.enter_context(FakeAddresses())
         strays = len(STRAYS)
         fresh = _elsewhere(leaves, inner)
         varying = [fresh[_first(leaves, at)] for at, leaf in enumerate(leaves) if _varies(leaf)]
+        in_run = FakeRun(fn, varying)
+        stack.enter_context(in_run)
         for run in (on_functional_tensors(body),) if tells_fake else (make_fx(body), body):
             try:
                 made = run(*varying)
                 break
-            except TritonWrapError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever the body raises is the reason, and is reported
+            except Exception as error:
+                why = told(error)
+                in_run.forget(error=error)
+                if isinstance(error, TritonWrapError):
+                    raise
                 if run is body or not number_is_lost(error):
-                    return told(error)
-    if len(STRAYS) > strays:
-        return f"it launches a kernel in another thread ({':'.join(map(str, STRAYS[-1]))})"
+                    return why
+        if len(STRAYS) > strays:
+            return f"it launches a kernel in another thread ({':'.join(map(str, STRAYS[-1]))})"
+        if kept := in_run.forget(made):
+            return kept
     if tells_fake and not log.launches:
         return "it asks whether a tensor is fake, and launches nothing on those of a trace"
     if not isinstance(made, torch.fx.GraphModule):
@@ -245,6 +252,8 @@ def told(error: Exception) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not in_library_folder(frame.filename)]
     place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    if uses_real_tensor(error):
+        return f"it uses a Tensor that is not an argument{place}; pass it as one"
     # torch's message names a symbol, which differs between traces.
     first_line = "it branches on data of a tensor" if decides_by_data(error) else str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}{place}"

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -65,6 +65,11 @@ def functional_storage(value: object) -> object:
     return value.elem.untyped_storage()._cdata if isinstance(value, FunctionalTensor) else None
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The Tensor of which this one is a view, which lives as long."""
+    return tensor._base
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """The same number for Tensors that share memory; `functional_storage` is that for those of a functional trace."""
     return int(tensor.untyped_storage()._cdata)
@@ -115,6 +120,22 @@ def unwrap_functional(tensor: torch.Tensor) -> torch.Tensor:
 def fake_tensors() -> FakeTensorMode:
     """A mode in which factories make fake tensors, which may be used together with real ones."""
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+@contextmanager
+def taking_real_tensors(given: object) -> Iterator[None]:
+    """Let the fake Tensors in *given* be used with real ones, such as a table of a module, in a trace too."""
+    mode: Any = detect_fake_mode(given) or fake_tensors()
+    before, mode.allow_non_fake_inputs = mode.allow_non_fake_inputs, True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = before
+
+
+def uses_real_tensor(error: Exception) -> bool:
+    """Whether *error* says that code of a trace used a Tensor that the trace was not given (torch 2.10 to 2.15)."""
+    return isinstance(error, AssertionError) and "Please convert all Tensors to FakeTensors first" in str(error)
 
 
 def expression_of(value: Any) -> Any:
