@@ -8,12 +8,16 @@ compared with what the graph would hold; what Triton refuses must be refused.
 
 from __future__ import annotations
 
+import enum
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import triton
 import triton.language as tl
+from graph_questions import Ops, launch_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from magi_tritonwrap import TritonWrapError, UnsupportedKernelError, UnsupportedLaunchError
@@ -171,3 +175,59 @@ def test_grids_that_are_none(name: str) -> None:
     launch = resolve(kernel, (None, 5, 64), {"grid": lambda meta: REFUSED_GRIDS[name]})
     with pytest.raises(UnsupportedLaunchError, match=r"a grid is a tuple of 1 to 3 sizes"):
         launch.grid({})
+
+
+class Level(enum.IntEnum):
+    HIGH = 2
+
+
+class Name(enum.StrEnum):
+    FAST = "fast"
+
+
+PLAIN = [
+    (np.int64(2), 2),
+    (np.float64(0.5), 0.5),
+    (np.bool_(True), True),
+    (np.str_("a"), "a"),
+    (np.array(3), 3),
+    (Level.HIGH, 2),
+    (Name.FAST, "fast"),
+    (tl.constexpr(Level.HIGH), 2),
+    ((np.int64(1), [Level.HIGH]), (1, [2])),
+]
+
+
+@pytest.mark.parametrize(("given", "plain"), PLAIN, ids=[repr(given) for given, _ in PLAIN])
+def test_a_constant_is_a_plain_value(given: Any, plain: Any) -> None:
+    x = torch.ones(4)
+    autotuned: Any = triton.autotune(configs=[triton.Config({"B": given}, num_warps=np.int64(2))], key=[])(kernel)
+    by_argument = resolve(kernel, (x, 1), {"grid": (1,), "A": 4, "B": given}).arguments["B"]
+    (config,) = resolve(autotuned, (x, 1), {"grid": (1,), "A": 4}).kernel.configs
+    for found in (by_argument, config.kwargs["B"]):
+        assert repr(found) == repr(plain)
+    assert type(config.num_warps) is int
+
+
+def test_options_and_sizes_are_plain_numbers() -> None:
+    grid = (np.int64(3), True, Level.HIGH)
+    launch = resolve(kernel, (torch.ones(4), 1), {"grid": grid, "A": 4, "num_warps": np.int64(2)})
+    assert [repr(size) for size in launch.grid] == ["3", "1", "2"]
+    assert repr(launch.kernel.configs[0].num_warps) == "2"
+    assert repr(resolve(kernel, (torch.ones(4), 1), {"grid": lambda _: grid, "A": 4}).grid({})) == "(3, 1, 2)"
+
+
+@pytest.mark.usefixtures("stub")
+def test_a_comparison_of_symbolic_sizes_is_guarded(ops: Ops) -> None:
+    @triton.jit
+    def flagged_kernel(out, is_large, A: tl.constexpr):
+        tl.store(out + tl.arange(0, A), is_large)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        flagged_kernel[(1,)](out, x.shape[0] > 16, A=4)
+        return out
+
+    op = ops.seen("flagged", body)
+    for size in (8, 300):
+        assert launch_of(op, torch.ones(size), dynamic=True).arguments["is_large"] is (size > 16)

@@ -134,6 +134,24 @@ def table_kernel(pointers, n, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), n)
 
 
+@triton.jit
+def moded_kernel(out, n, MODE: tl.constexpr, BLOCK: tl.constexpr):
+    tl.store(out + tl.arange(0, BLOCK), n)
+
+
+def launched_with(mode: object) -> Callable[[Tensor], object]:
+    return lambda x: moded_kernel[(1,)](x, 4, mode, BLOCK=4)
+
+
+class Act(enum.Enum):
+    SILU = 1
+
+
+class Tile(NamedTuple):
+    rows: int
+    columns: int
+
+
 class Address:
     def __init__(self, x: Tensor) -> None:
         self.x, self.dtype = x, x.dtype
@@ -181,6 +199,26 @@ LAUNCHES: dict[str, tuple[Callable[[Tensor], object], str]] = {
         "table_kernel' writes none of its tensors as far as torch can tell",
     ),
 }
+WITHOUT_LITERAL: dict[str, object] = {
+    "enumeration": tl.constexpr(Act.SILU),
+    "dtype": torch.float32,
+    "device": torch.device("cpu"),
+    "named tuple": Tile(1, 2),
+    "inside of a tuple": (1, torch.float32),
+}
+for name, value in WITHOUT_LITERAL.items():
+    LAUNCHES[name] = (
+        launched_with(value),
+        r"was launched with MODE=.*, which Inductor cannot write into the kernel's source; pass a number, a string or",
+    )
+LAUNCHES["a value of a config"] = (
+    lambda x: triton.autotune([triton.Config({"MODE": torch.float32})], key=[])(moded_kernel)[(1,)](x, 4, BLOCK=4),
+    "was launched with MODE=torch.float32, which Inductor cannot write",
+)
+LAUNCHES["a Tensor as a size"] = (
+    lambda x: kernel[(torch.tensor(2),)](x, x, 4, BLOCK=4),
+    r"was launched on a grid with a Tensor in it; give sizes, of a Tensor its \.shape",
+)
 PLACED = {"a misspelt parameter", "warmed up", "a table of pointers", "tensors in a tuple"}
 
 

@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import copy
 import difflib
+import enum
 import functools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import torch
@@ -58,6 +60,7 @@ from .self_contained import functions_of, key_of, self_contained
 
 _MAY_WRITE = {"scatter", "atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or", "atomic_xor"}
 """Names of operations that write through a tensor descriptor; most kernels with one have it write through pointers."""
+_PASSED = (torch.Tensor, torch.SymInt, torch.SymFloat, TensorDescriptor, TensorWrapper, JITFunction)
 WRITES_NOTHING = (
     "writes none of its tensors as far as torch can tell from its Triton IR, and a compiled graph would leave "
     "the launch out; register its op as an opaque custom op"
@@ -82,6 +85,21 @@ def check_arguments(kernel: Kernel, arguments: Mapping[str, Any], configs: list[
         elif isinstance(value, FakeAddress) or hasattr(type(value), "data_ptr") > isinstance(value, torch.Tensor):
             why = f"was launched with '{name}', the address of a Tensor that the graph then does not see"
             raise unsupported(kernel, f"{why}; pass the Tensor")
+    values = [
+        (name, value) for config in configs for name, value in config.kwargs.items() if name in kernel.jit.arg_names
+    ]
+    for name, value in (*arguments.items(), *values):
+        if not _has_literal(value):
+            why = f"was launched with {name}={value!r}, which Inductor cannot write into the kernel's source"
+            raise unsupported(kernel, f"{why}; pass a number, a string or a tuple of them")
+
+
+def _has_literal(value: Any) -> bool:
+    """Whether Inductor passes *value* at a call, or its `repr` in the source of a kernel means the same."""
+    if isinstance(value, tuple | list):
+        return type(value) in (tuple, list) and all(map(_has_literal, value))
+    plain = (NoneType, bool, int, float, str, range, triton.language.dtype)
+    return type(value) in plain or isinstance(value, _PASSED)
 
 
 def _check_descriptor(kernel: Kernel, name: str, descriptor: Any) -> None:
@@ -242,11 +260,13 @@ def _configs(
         return [_with_options(Config({}, **usual), options, names)]
     pruned = [copy.copy(config) for config in _pruned(autotuner, args, kwargs)]
     for config in pruned:
-        given = config.all_kwargs()
+        given = {name: _plain(value) for name, value in config.all_kwargs().items()}
         clashes = sorted(given.keys() & {*kwargs, *names[: len(args)]})
         if clashes:
             raise unsupported(kernel, f"was launched with {', '.join(clashes)}, set by its @triton.autotune configs")
         config.kwargs = {name: value for name, value in given.items() if name in names or name in config.kwargs}
+        for name in given.keys() & {*CONFIG_FIELDS}:
+            setattr(config, name, given[name])
         _with_options(config, options, names)
     return pruned
 
@@ -364,13 +384,23 @@ def _as_grid(kernel: Kernel, grid: Any) -> tuple[Any, ...]:
         raise unsupported(kernel, f"was launched on the grid {grid!r}; a grid is a tuple of 1 to 3 sizes")
     if not 1 <= len(grid) <= 3:
         raise unsupported(kernel, f"was launched on a grid of {len(grid)} sizes; a grid is a tuple of 1 to 3 sizes")
-    return tuple(_plain(size) for size in grid)
+    sizes = tuple(_plain(size) for size in grid)
+    if any(isinstance(size, torch.Tensor) for size in sizes):
+        raise unsupported(kernel, "was launched on a grid with a Tensor in it; give sizes, of a Tensor its .shape")
+    return tuple(int(size) if isinstance(size, bool) else size for size in sizes)
 
 
 def _plain(value: Any) -> Any:
-    """*value* as a node can hold it, which has no symbolic size inside a tuple."""
+    """*value* as a node can hold it, which has no symbolic size inside a tuple, and no symbolic truth value.
+
+    A number of NumPy, and a member of an enumeration that is a number or a string, become that number or string.
+    """
     plain = value.value if isinstance(value, constexpr) else value
-    return _constant(plain) if isinstance(plain, tuple | list) else plain
+    if isinstance(plain, enum.Enum) and isinstance(plain, int | float | str):
+        return plain.value
+    if type(plain).__module__ == "numpy" and getattr(plain, "shape", None) == ():
+        return plain.item()
+    return _constant(plain) if isinstance(plain, tuple | list | torch.SymBool) else plain
 
 
 def _constant(value: Any) -> Any:
@@ -379,4 +409,4 @@ def _constant(value: Any) -> Any:
         parts = [_constant(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     number: Any = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}.get(type(value))
-    return value if number is None else number(value)
+    return _plain(value) if number is None else number(value)
