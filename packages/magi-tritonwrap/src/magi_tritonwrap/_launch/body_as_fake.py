@@ -206,11 +206,11 @@ def _run(fn: Callable[P, R], args: Any, kwargs: Any, data: tuple[int, bool]) -> 
         try:
             result = fn(*args, **kwargs)
         except Exception as error:
+            if not (answers.asked or isinstance(error, _Refused) or cannot_be_fake(error)):
+                raise
             why = told(error)
             run.forget(error=error)
-            if answers.asked or isinstance(error, _Refused) or cannot_be_fake(error):
-                raise NoFakeError(_no_fake(fn, f"does not run on fake tensors: {why}")) from error
-            raise
+            raise NoFakeError(_no_fake(fn, f"does not run on fake tensors: {why}")) from error
         run.forget(result)
         return result, answers.asked
 
