@@ -157,6 +157,20 @@ def test_what_a_convolution_reads_through_views_is_written_channels_last(
     assert torch.equal(gm(x, w, flat), fn(x, w, flat))
 
 
+@pytest.mark.parametrize("reads_item", [True, False])
+def test_a_convolution_reads_one_of_several_results_of_an_operator(reads_item: bool) -> None:
+    """Such as the output of attention, or the values of a pooling with indices; or a view of it."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        largest = torch.conv3d(x, w).relu()[:, :, 0].topk(3, dim=3)[0]
+        return torch.conv2d(largest if reads_item else largest.transpose(2, 3), w[:, :, 0])
+
+    x, w = _integers(1, 4, 5, 6, 7), _integers(4, 4, 3, 3, 3)
+    gm = decomposed(fn, x, w)
+    _rewritten(gm, native_channels=1)
+    assert torch.equal(gm(x, w), fn(x, w))
+
+
 def test_what_is_looked_up_elsewhere_is_not_a_repeated_video() -> None:
     """A video of entries of a table: what is stored is the video, and not the table."""
 

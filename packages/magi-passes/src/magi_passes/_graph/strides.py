@@ -247,10 +247,11 @@ def keep_strides_of_outputs(graph: Graph) -> None:
 def _owner_of_memory(node: Node) -> Node:
     """The node that *node* is a view of; *node* itself if it is not a view."""
     while node.op == "call_function":
-        returns = getattr(getattr(node.target, "_schema", None), "returns", ())
-        if node.target is not operator.getitem and all(each.alias_info is None for each in returns):
+        maker: Any = node.args[0] if node.target is operator.getitem else node
+        returns = getattr(getattr(maker.target, "_schema", None), "returns", ())
+        if all(each.alias_info is None for each in returns):
             break
-        node = node.args[0]  # type: ignore[assignment]
+        node = maker.args[0]
     return node
 
 
