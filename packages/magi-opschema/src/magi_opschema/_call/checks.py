@@ -3,8 +3,7 @@
 
 The check is repeated until a call passes it, and for the first call of each kind that was traced: a fake may be right
 for float32 alone, and no code that was compiled with it would notice. A fake that is the body is compared only for what
-was traced. With `MAGI_OPSCHEMA_CHECK=1` in the environment
-when the op is decorated, every call is checked.
+was traced. With `MAGI_OPSCHEMA_CHECK=1` in the environment when the op is decorated, every call is checked.
 
 A Tensor counts the writes into it, and into the views that share its memory. An inference tensor does not, so its
 contents are compared. Some writes are not counted: those of a Triton kernel, of NumPy, through `.data`, and of an
