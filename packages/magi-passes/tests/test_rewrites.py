@@ -265,6 +265,18 @@ def test_a_sum_of_images_is_stored(image: Any, is_stored: bool) -> None:
     torch.testing.assert_close(gm(x, y), group_norm(image(x, y), 4))
 
 
+def test_an_image_of_many_gates_is_read_once() -> None:
+    """Each gate reads the one before twice; there are two to the power of 64 ways from the last one to the first."""
+
+    def gated(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(64):
+            x = x.cos() * x
+        return group_norm(x, 4)
+
+    gm = _by_channel(gated, torch.randn(2, 8, 5, 7))
+    assert not list(calls(gm, _torch_compat.compiling.layout_ops()[2]))
+
+
 @pytest.mark.parametrize("offset", [1e3, -1e5])
 @pytest.mark.parametrize("outlier", [0.0, 100.0])
 def test_a_mean_far_from_zero_costs_no_digits_of_the_variance(offset: float, outlier: float) -> None:

@@ -174,15 +174,17 @@ def _stored_sum(image: Node) -> Node:
     reader, source = image, image
     while source.target in (CONVERT, aten.clone.default):
         reader, source = source, source.args[0]  # type: ignore[assignment]
-    read, todo, size = set[Node](), [source], prod(map(hinted, source.meta["val"].shape))
-    while todo:
+    images, todo, seen, size = 0, [source], {source}, prod(map(hinted, source.meta["val"].shape))
+    while todo and images < 2:
         node = todo.pop()
         if node.target is CONVERT or torch.Tag.pointwise in getattr(node.target, "tags", ()):
-            operands = (each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor))
-            todo += [each for each in operands if prod(map(hinted, each.meta["val"].shape)) == size]
+            operands = [each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
+            new = {each for each in operands if prod(map(hinted, each.meta["val"].shape)) == size} - seen
+            todo += new
+            seen |= new
         else:
-            read.add(node)
-    if len(read) < 2:
+            images += 1
+    if images < 2:
         return image
     stored = Writer(source).after(source)(_torch_compat.compiling.layout_ops()[2], source)
     # Other passes look for the sums of residual connections.
