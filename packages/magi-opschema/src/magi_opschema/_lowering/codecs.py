@@ -92,10 +92,8 @@ def enumeration(cls: type[enum.Enum]) -> tuple[str, Codec]:
     shown = ", ".join(map(show_literal, members))
     if issubclass(cls, enum.Flag):
         refuse = "{type}({value}) is not {cls} and {type}({value}) is not {int}"
-        encode, decode = (
-            "({value}._value_ if {type}({value}) is {cls} else {value})",
-            "{read}({int}({value}), {reject})",
-        )
+        encode = "({value}._value_ if {type}({value}) is {cls} else {value})"
+        decode = "{read}({int}({value}), {reject})"
         named = {"cls": cls, "type": type, "int": int, "read": _reader(cls, ValueError)}
         expected = f"a {cls.__name__}, or the bits of one"
         return "SymInt", Codec(f"flag {cls.__name__}", refuse, encode, decode, named, expected)

@@ -303,10 +303,8 @@ def _checked_once(form: OpDef) -> Callable[[Implementation], Callable[..., Any]]
     @functools.cache
     def checked(fn: Callable[..., Any]) -> Callable[..., Any]:
         lowering = replace(form.lowering, location=location(fn))  # where an error says that the mistake is
-        check, lowered = (
-            CallCheck(lowering, form.torch_op, lambda: form.registration.fake.runs_body),
-            compile_twin(lowering, fn, "lowered"),
-        )
+        check = CallCheck(lowering, form.torch_op, lambda: form.registration.fake.runs_body)
+        lowered = compile_twin(lowering, fn, "lowered")
 
         def body(*args: Any, **kwargs: Any) -> Any:
             if not check.pending:

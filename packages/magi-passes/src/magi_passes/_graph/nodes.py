@@ -318,7 +318,7 @@ def flops(node: Node) -> float:
     name, operands = _name_and_operands(node)
     if name in _PRODUCTS:
         inner = _shape(node.args[_PRODUCTS[name]])
-        return 2.0 * sum(prod(_hinted_shape(value)) for value in _results(node)[:1]) * (inner[-1] if inner else 0)
+        return 2.0 * sum(prod(hinted_shape(value)) for value in _results(node)[:1]) * (inner[-1] if inner else 0)
     if _ATTENTION.search(name) or _ATTENTION_BEFORE_HEADS.search(name):
         return _attention_flops(name, operands)
     return _convolution_flops(node, name, operands) if is_convolution(node) else 0.0
@@ -346,7 +346,7 @@ def _convolution_flops(node: Node, name: str, operands: dict[str, Any]) -> float
     transposed = bool(operands.get("transposed", "transpose" in name))
     is_backward = "backward" in name
     gradient = _shape(operands.get("grad_output", operands.get("gO")))
-    outcome = gradient if is_backward else next(map(_hinted_shape, _results(node)), ())
+    outcome = gradient if is_backward else next(map(hinted_shape, _results(node)), ())
     # Each pixel of the smaller image is multiplied with the kernel once for each channel on the other side.
     places = image if transposed else outcome
     once = 2.0 * prod(places) * prod(weight[1:]) if places and weight else 0.0
@@ -373,10 +373,10 @@ def _shape(operand: Any) -> tuple[int, ...]:
     if value is None and operand.op == "get_attr":
         # A weight that freezing made is a tensor in the module.
         value = _attribute_of(operand)
-    return _hinted_shape(value) if isinstance(value, torch.Tensor) else ()
+    return hinted_shape(value) if isinstance(value, torch.Tensor) else ()
 
 
-def _hinted_shape(value: torch.Tensor) -> tuple[int, ...]:
+def hinted_shape(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(map(hinted, value.shape))
 
 
@@ -425,4 +425,4 @@ def _share(amounts: dict[bool, float]) -> float:
 
 
 def _bytes(node: Node) -> int:
-    return sum(prod(_hinted_shape(value)) * value.dtype.itemsize for value in _results(node))
+    return sum(prod(hinted_shape(value)) * value.dtype.itemsize for value in _results(node))

@@ -45,9 +45,10 @@ from .nodes import (
 
 def stored_channels_last(write: Writer, x: Node) -> Node:
     """*x*, written to memory with the channels innermost; one node for all calls with the same *x*."""
-    op, joined, _ = _torch_compat.compiling.layout_ops()
+    ops = _torch_compat.compiling.layout_ops()
+    op = ops.channels_last
     x = join_channels_last(x)
-    if x.target in (op, joined):
+    if x.target in (op, ops.cat_channels_last):
         return x
     known = next((user for user in x.users if user.target is op), None)
     if known is None:
@@ -71,7 +72,7 @@ def join_channels_last(x: Node) -> Node:
     for tensor in tensors:
         _store_what_is_repeated(tensor)
     dim = x.args[1] if len(x.args) > 1 else x.kwargs.get("dim", 0)
-    op = _torch_compat.compiling.layout_ops()[1]
+    op = _torch_compat.compiling.layout_ops().cat_channels_last
     joined = Writer(x)(op, tensors, dim % x.meta["val"].dim())
     replace_by(x, joined)
     return joined
@@ -79,7 +80,7 @@ def join_channels_last(x: Node) -> Node:
 
 def is_joined_along(x: Node, dim: int) -> bool:
     """Whether *x* is what `join_channels_last` wrote, along *dim*."""
-    return x.target is _torch_compat.compiling.layout_ops()[1] and x.args[1:] == (dim,)
+    return x.target is _torch_compat.compiling.layout_ops().cat_channels_last and x.args[1:] == (dim,)
 
 
 def _store_what_is_repeated(x: Node) -> None:
@@ -137,7 +138,7 @@ def store_sums(graph: Graph, videos: list[Node]) -> None:
     *videos* are the results of convolutions. A residual connection adds one to an earlier sum. If the frames are in
     separate tensors, Inductor cannot tell the best layout of the sum, and uses channels-first.
     """
-    op = _torch_compat.compiling.layout_ops()[0]
+    op = _torch_compat.compiling.layout_ops().channels_last
     for node in list(graph.nodes):
         if node.target is not aten.add.Tensor or len(node.users) < 2 or not any(v in node.args for v in videos):
             continue

@@ -39,7 +39,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_k
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import CONVERT, Writer, aten, hinted, replace_by
+from magi_passes._graph.nodes import CONVERT, Writer, aten, hinted_shape, replace_by
 from magi_passes._graph.strides import stored_channels_last, strides_kept
 
 
@@ -174,21 +174,21 @@ def _stored_sum(image: Node) -> Node:
     reader, source = image, image
     while source.target in (CONVERT, aten.clone.default):
         reader, source = source, source.args[0]  # type: ignore[assignment]
-    images, todo, seen, size = 0, [source], {source}, prod(map(hinted, source.meta["val"].shape))
+    images, todo, seen, size = 0, [source], {source}, prod(hinted_shape(source.meta["val"]))
     while todo and images < 2:
         node = todo.pop()
         if node.target is CONVERT or torch.Tag.pointwise in getattr(node.target, "tags", ()):
             operands = [each for each in node.all_input_nodes if isinstance(each.meta["val"], torch.Tensor)]
-            new = {each for each in operands if prod(map(hinted, each.meta["val"].shape)) == size} - seen
+            new = {each for each in operands if prod(hinted_shape(each.meta["val"])) == size} - seen
             todo += new
             seen |= new
         else:
             images += 1
     if images < 2:
         return image
-    stored = Writer(source).after(source)(_torch_compat.compiling.layout_ops()[2], source)
+    stored = Writer(source).after(source)(_torch_compat.compiling.layout_ops().stored, source)
     # Other passes look for the sums of residual connections.
-    others = [user for user in source.users if user not in (stored, image) and user.target is not aten.add.Tensor]
+    others = [user for user in source.users if user is not stored and user.target is not aten.add.Tensor]
     for each in others if image is source else [reader]:
         each.replace_input_with(source, stored)
     return stored if image is source else image
@@ -262,9 +262,9 @@ def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:
 
 def _moments_of_rows(write: Writer, image: Node) -> tuple[Node, Node]:
     """The variance and the mean of each row of *image*, (batch, channels, …, 1), from two sums."""
-    shape = image.meta["val"].shape
+    shape = hinted_shape(image.meta["val"])
     pixels = [len(shape) - 1]
-    while pixels[0] > 2 and prod(hinted(shape[dim]) for dim in pixels) < SHORT_ROW:
+    while pixels[0] > 2 and prod(shape[pixels[0] :]) < SHORT_ROW:
         pixels.insert(0, pixels[0] - 1)
     first = image
     for dim in pixels:

@@ -10,7 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -300,8 +300,16 @@ def _may_write(node: Node) -> bool:
 _libraries: list[torch.library.Library] = []
 
 
+class LayoutOps(NamedTuple):
+    """Operators that say how Inductor writes a tensor to memory."""
+
+    channels_last: torch._ops.OpOverload
+    cat_channels_last: torch._ops.OpOverload
+    stored: torch._ops.OpOverload
+
+
 @functools.cache
-def layout_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload, torch._ops.OpOverload]:
+def layout_ops() -> LayoutOps:
     """``magi_passes::channels_last(x)``, ``magi_passes::cat_channels_last(tensors, dim)``, ``magi_passes::stored(x)``.
 
     They copy a tensor and join tensors, with the channels innermost in memory. Inductor lowers the first one to a
@@ -333,16 +341,15 @@ def layout_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload, torch._o
     for name, body in (("channels_last", copy), ("cat_channels_last", join), ("stored", torch.clone)):
         library.impl(name, body, "CompositeExplicitAutograd")
         library.impl(name, body, "Meta")
-    made = torch.ops.magi_passes
-    ops = made.channels_last.default, made.cat_channels_last.default, made.stored.default
+    ops = LayoutOps(*(getattr(torch.ops.magi_passes, name).default for name in LayoutOps._fields))
 
-    @register_lowering(ops[0], type_promotion_kind=None)
+    @register_lowering(ops.channels_last, type_promotion_kind=None)
     def lower_copy(x: Any) -> Any:
         # The position of each dimension in the order of strides, from the innermost.
         order = [3, 0, 2, 1] if len(x.get_size()) == 4 else [4, 0, 3, 2, 1]
         return ir.ExternKernel.require_stride_order(x, order)
 
-    @register_lowering(ops[1], type_promotion_kind=None)
+    @register_lowering(ops.cat_channels_last, type_promotion_kind=None)
     def lower_join(tensors: list[Any], dim: int) -> Any:
         box: Any = ir.ConcatKernel.create(tensors, dim)
         joined, size = box.data, box.get_size()
@@ -356,7 +363,7 @@ def layout_ops() -> tuple[torch._ops.OpOverload, torch._ops.OpOverload, torch._o
             start = end
         return ir.TensorBox(box)
 
-    @register_lowering(ops[2], type_promotion_kind=None)
+    @register_lowering(ops.stored, type_promotion_kind=None)
     def lower_stored(x: Any) -> Any:
         x.realize()
         return x

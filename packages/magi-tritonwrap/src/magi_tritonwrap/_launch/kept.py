@@ -25,7 +25,7 @@ from .addresses import FakeAddresses
 
 _CACHE = type(functools.lru_cache(int))
 _WHOLE = (torch.Tensor, torch.nn.Module, type, FunctionType, ModuleType)
-"""What is no container of a result's Tensors, and refers to much else."""
+"""Objects that are not searched for the Tensors of a result: they are no containers, but refer to many objects."""
 
 
 class FakeRun(FakeAddresses):
@@ -45,7 +45,10 @@ class FakeRun(FakeAddresses):
         return result
 
     def forget(self, returned: Any = None, error: BaseException | None = None) -> str:
-        """Why the run is no model of a call, if caches of functools kept a Tensor of it and were emptied; else empty.
+        """End the run: nothing that it made may outlive it, except in what it *returned*.
+
+        A cache of functools that kept a Tensor is emptied, and the result is a sentence on that, which is empty
+        otherwise. The run then shows less than a call does, which would find the Tensor in the cache.
 
         Args:
             returned: what the run returned, which may live on.
@@ -81,7 +84,7 @@ class FakeRun(FakeAddresses):
 
 
 def _parts(value: object) -> set[int]:
-    """The ids of what *value* consists of, which may be a record that is no node of torch's pytrees."""
+    """The ids of *value* and of all objects in it. It may be a record that torch's pytrees do not take apart."""
     found: set[int] = set()
     level = [value]
     while level and len(found) < 10_000:
