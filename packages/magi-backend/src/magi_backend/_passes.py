@@ -38,6 +38,7 @@ from magi_passes import (
     PassContext,
     Reason,
     WideHeadsPass,
+    WrittenAttentionPass,
     ZeroPadGuardPass,
 )
 from magi_passes.errors import PassIdentityError
@@ -252,7 +253,8 @@ def chosen_passes(
     *sensitive* are the names of its compute-sensitive operators.
     """
     names = tuple(defect.name for defect in defects)
-    passes: list[MagiInductorPass] = [_active_repairs(names, gm), AttentionMaskPass(), WideHeadsPass()]
+    passes: list[MagiInductorPass] = [_active_repairs(names, gm)]
+    passes += [WrittenAttentionPass(), AttentionMaskPass(), WideHeadsPass()]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config

@@ -7,6 +7,7 @@ from ._framework.compilation import PassContext, PassRecord, Reason, collect_rec
 from ._framework.graph_pass import MagiInductorPass
 from ._framework.pipeline import PassPipeline
 from ._graph.nodes import conv_share, is_conv_heavy, is_convolution, is_dynamic
+from ._rewrites.attention import WrittenAttentionPass
 from ._rewrites.code_generation import ConvLayoutPass, NarrowSizesPass, NDTilingWorkaroundPass
 from ._rewrites.few_channels import FewOutputChannelsPass
 from ._rewrites.masks import AttentionMaskPass
@@ -38,6 +39,7 @@ __all__ = [
     "TemporalConvPass",
     "UnscopedConfigError",
     "WideHeadsPass",
+    "WrittenAttentionPass",
     "ZeroPadGuardPass",
     "adapt",
     "collect_records",

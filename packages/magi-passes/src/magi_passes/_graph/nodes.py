@@ -217,7 +217,7 @@ def convolutions_of(graph: Graph) -> list[Convolution]:
 
 
 class Writer:
-    """Inserts calls before a node, with the fake values that Inductor and later passes read.
+    """Inserts calls before a node, in a captured or a lowered graph, with the fake values that later passes read.
 
     Example: ``Writer(node)(aten.relu.default, x)`` is the node of ``x.relu()``.
     """
@@ -230,9 +230,10 @@ class Writer:
         graph = self._before.graph
         with graph.inserting_before(self._before):
             node = graph.call_function(target, args, kwargs)
-        values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-        near = [x.meta.get("val") for x in self._before.all_input_nodes]
-        node.meta["val"] = fake_value(target, values, kwargs, near)
+        values = torch.fx.node.map_arg(args, captured_value)
+        near = [captured_value(x) for x in self._before.all_input_nodes]
+        key = "example_value" if "example_value" in self._before.meta else "val"
+        node.meta[key] = fake_value(target, values, kwargs, near)
         for key in ("stack_trace", "nn_module_stack", "original_aten", "from_node"):
             if key in self._before.meta:
                 node.meta[key] = self._before.meta[key]

@@ -97,7 +97,7 @@ def _is_causal(formula: Formula | None, mask: Tensor) -> bool | None:
 def _formulas_of(graph: Graph, masks: set[Node]) -> dict[Node, Formula]:
     """The formulas of those of *masks* that are computed from sizes alone."""
     compat, formulas, values = _torch_compat.compiling, Formulas(), dict[Node, Any]()
-    written = {compat.storage_of(captured_value(node)) for node in compat.written_operands(graph)}
+    written = {compat.storage_of(captured_value(node)) for node in compat.written_operands(graph.nodes)}
     for node in _computed_from_sizes(graph, masks):
         value = captured_value(node)
         if isinstance(value, Tensor):

@@ -8,7 +8,7 @@ import functools
 import importlib
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -270,9 +270,9 @@ def is_plain(target: Any) -> bool:
 _IN_PLACE = re.compile("setitem|i(add|and|concat|floordiv|lshift|matmul|mod|mul|or|pow|rshift|sub|truediv|xor)")
 
 
-def written_operands(graph: Graph) -> set[Node]:
-    """What calls in a captured *graph* are given, of which they may change a tensor. All releases."""
-    calls = (node for node in graph.nodes if node.op in ("call_function", "call_method"))
+def written_operands(nodes: Iterable[Node]) -> set[Node]:
+    """What calls among *nodes* of a captured graph are given, of which they may change a tensor. All releases."""
+    calls = (node for node in nodes if node.op in ("call_function", "call_method"))
     return {operand for node in calls if _may_write(node) for operand in node.all_input_nodes}
 
 
