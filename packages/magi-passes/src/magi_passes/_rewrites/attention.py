@@ -33,8 +33,9 @@ from magi_passes._graph.nodes import Writer, captured_value, hinted, is_half_on_
 
 
 F = torch.nn.functional
-FEWEST_KEYS = 128
 WIDEST_HEADS = 256
+FEWEST_ON_CPU = 128
+"""How many queries and keys there must be on a CPU. Its kernel takes a fifth longer for 49 in float32."""
 MOST_SEQUENCES = 65535
 """The extents of a grid along y and z, which are the sequences and their heads."""
 HIDDEN = -1e30
@@ -188,7 +189,8 @@ def _product_of(node: Node) -> _Product | None:
         return None
     left, right = given["left"], given["right"]
     values = [captured_value(x) if isinstance(x, Node) else None for x in (left, right, node)]
-    dims = {value.dim() if isinstance(value, Tensor) else 0 for value in values}
+    # What torch.func wraps is no fake tensor.
+    dims = {value.dim() if hasattr(value, "fake_mode") else 0 for value in values}
     if dims not in ({3}, {4}):
         return None
     same = tuple(range(dims.pop()))
@@ -248,13 +250,17 @@ def _read_on(read: _Scores, before: Node, node: Node) -> _Scores | None:
     return _added(read, other, name) if name in ("add", "sub") else _multiplied(read, other, name)
 
 
-def _hidden(read: _Scores, condition: Any, truth: bool, value: Any) -> _Scores | None:
-    dtype = captured_value(read.product.left).dtype
-    if not isinstance(condition, Node) or not isinstance(value, float) or not value <= HIDDEN:
+def _hidden(read: _Scores, condition: Any, truth: bool, fill: Any) -> _Scores | None:
+    """*read*, with *fill* for scores where *condition* is *truth*.
+
+    A number is added where eager mode replaces. A row that is hidden in whole tells these apart: by its gradient, and
+    in float16, which has no number that is low enough.
+    """
+    if not isinstance(condition, Node) or not isinstance(fill, float) or not fill <= HIDDEN:
         return None
-    if dtype is torch.float16 and value != -math.inf:
-        return None  # a row that is hidden in whole has equal powers in eager mode, and float16 has no such number
-    return replace(read, hidden=(*read.hidden, (condition, truth, value)))
+    product = captured_value(read.product.node)
+    is_told = product.requires_grad or captured_value(read.product.left).dtype is torch.float16
+    return None if is_told and fill != -math.inf else replace(read, hidden=(*read.hidden, (condition, truth, fill)))
 
 
 def _added(read: _Scores, other: Any, name: str) -> _Scores | None:
@@ -295,14 +301,15 @@ def _operands(attention: _Attention) -> list[tuple[Node, tuple[int, ...]]]:
 def _has_a_kernel(attention: _Attention) -> bool:
     """Whether a kernel computes *attention*, faster than two products and a softmax."""
     query, key, value = (captured_value(node).permute(order) for node, order in _operands(attention))
-    is_on_cpu = query.device.type == "cpu"
+    is_for_cpu = (query.device.type == "cpu" and query.dtype in _ON_CPU and not attention.scores.dropout) and min(
+        hinted(query.shape[-2]), hinted(key.shape[-2])
+    ) >= FEWEST_ON_CPU
     return (
-        (is_half_on_cuda(query) or (is_on_cpu and query.dtype in _ON_CPU and not attention.scores.dropout))
+        (is_for_cpu or is_half_on_cuda(query))
         and all(x.dtype == query.dtype for x in (key, value, captured_value(attention.out.node)))
         and all(_are_equal(x.shape[:-2], query.shape[:-2]) for x in (key, value))
         and all(statically_known_true(x.stride(-1) == 1) for x in (query, key, value))
         and statically_known_true(value.shape[-1] == query.shape[-1])
-        and min(hinted(query.shape[-2]), hinted(key.shape[-2])) >= FEWEST_KEYS
         and all(limit if isinstance(limit, bool) else limit.node.hint is True for limit in _limits(attention))
         and not torch.are_deterministic_algorithms_enabled()
     )
