@@ -56,7 +56,8 @@ def temperature_and_rows_hidden_in_whole(q: Tensor, k: Tensor, v: Tensor, bias: 
 
 
 def some_are_replaced_then_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    scores = torch.where(bias[:1] > 0.1, 0.125 * (q @ k.mT), -math.inf) + bias
+    scores = torch.where(bias[:1] > 0.1, 0.125 * (q @ k.mT), torch.tensor(-math.inf)) + bias
+    scores.masked_fill_(bias < -0.9, -math.inf)
     return (scores.softmax(3) @ v).view(-1, 64)
 
 
@@ -66,7 +67,8 @@ FORMS = [
 ]
 
 
-def _given(dtype: torch.dtype = torch.float32, length: int = LENGTH) -> tuple[Tensor, ...]:
+def attention_inputs(dtype: torch.dtype = torch.float32, length: int = LENGTH) -> tuple[Tensor, ...]:
+    """Queries, keys and values of two sequences with four heads, and a bias."""
     torch.manual_seed(0)
     operands = [torch.randn(2, length, 4, 64).to(dtype).transpose(1, 2) for _ in range(3)]
     return *operands, torch.randn(2, 1, length, length).to(dtype)
@@ -96,13 +98,13 @@ def _rewritten(form: Callable[..., Any], given: tuple[Tensor, ...]) -> tuple[Cal
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_numbers_strides_and_gradients_are_those_of_eager(form: Callable[..., Tensor]) -> None:
-    rewritten, reasons = _rewritten(form, _given())
+    rewritten, reasons = _rewritten(form, attention_inputs())
     assert reasons[0] == "1 attentions are written out"
     assert ("1 what comes later" in reasons[1]) is (form is causal)
     for length, needs_gradients in [(LENGTH, False), (144, False), (LENGTH, True), (144, True)]:
         results = []
         for call in (form, rewritten):
-            given = [x.requires_grad_(needs_gradients) for x in _given(length=length)]
+            given = [x.requires_grad_(needs_gradients) for x in attention_inputs(length=length)]
             out = call(*given)
             loss = out.square().sum()
             gradients = torch.autograd.grad(loss, given, materialize_grads=True) if needs_gradients else ()
@@ -110,7 +112,7 @@ def test_numbers_strides_and_gradients_are_those_of_eager(form: Callable[..., Te
         assert results[0][0].stride() == results[1][0].stride()
         torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-3)
     with torch.no_grad():
-        half = _given(torch.bfloat16)
+        half = attention_inputs(torch.bfloat16)
         exact = form(*(x.double() for x in half)) if form is not causal else form(*(x.float() for x in half))
         assert (rewritten(*half) - exact).abs().max() < 0.05 * exact.abs().max()
 
@@ -149,7 +151,13 @@ def added_twice(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 
 def masked_with_a_small_number(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    return _scores(q, k).masked_fill(bias > 0, -1e4).softmax(-1) @ v
+    return _scores(q, k).masked_fill(bias > 0, -100.0).softmax(-1) @ v
+
+
+def changed_after_the_softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    scores = _scores(q, k)
+    out = scores.softmax(-1) @ v
+    return out, scores.mul_(2)
 
 
 def rounded_down(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -180,22 +188,30 @@ def a_random_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 KEPT = [
     *(softmax_over_queries, two_softmaxes, the_softmax_is_read, a_factor_of_each_key, divided_by_scores, negated),
-    *(added_twice, masked_with_a_small_number, rounded_down, values_are_changed_in_between, a_precise_bias, few_keys),
+    *(
+        added_twice,
+        masked_with_a_small_number,
+        rounded_down,
+        values_are_changed_in_between,
+        changed_after_the_softmax,
+        a_precise_bias,
+        few_keys,
+    ),
     *(values_from_the_left, a_random_one),
 ]
 
 
 @pytest.mark.parametrize("form", KEPT, ids=lambda form: form.__name__)
 def test_what_is_not_that_attention_stays(form: Callable[..., Any]) -> None:
-    rewritten, reasons = _rewritten(form, _given())
+    rewritten, reasons = _rewritten(form, attention_inputs())
     assert set(reasons) == {"0 attentions are written out", "no mask of attention"}
-    torch.testing.assert_close(rewritten(*_given()), form(*_given()), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(rewritten(*attention_inputs()), form(*attention_inputs()), rtol=1e-4, atol=1e-3)
 
 
 def test_nothing_is_rewritten_where_kernels_must_be_deterministic() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        _, reasons = _rewritten(transformers_form, _given())
+        _, reasons = _rewritten(transformers_form, attention_inputs())
     finally:
         torch.use_deterministic_algorithms(False)
     assert reasons[0] == "0 attentions are written out"

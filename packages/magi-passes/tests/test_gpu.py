@@ -16,8 +16,10 @@ from magi_passes import (
     NDTilingWorkaroundPass,
     PassPipeline,
     TemporalConvPass,
+    WrittenAttentionPass,
     collect_records,
 )
+from test_attention import FORMS, attention_inputs, temperature_and_rows_hidden_in_whole
 from torch import nn
 from torch.nn import functional
 
@@ -125,3 +127,21 @@ def test_tuning_is_right_and_remembered(inductor: Any, tmp_path: Any) -> None:
         _close(torch.compile(model, options=options), model, x)
     assert next(record.reason for record in records if record.pass_name == "ConvChooser").startswith("tuned: ")
     assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_attention_that_is_written_out_is_one_kernel(inductor: Any, form: Any, dtype: torch.dtype) -> None:
+    options = PassPipeline([WrittenAttentionPass()]).inductor_options()
+    torch.set_default_device("cuda")
+    try:
+        for length in (49, 131, 512):
+            given = attention_inputs(dtype, length)
+            with collect_records() as records:
+                found = torch.compile(form, dynamic=True, options=options)(*given)
+            is_told = dtype is torch.float16 and form is temperature_and_rows_hidden_in_whole
+            assert records[0].reason == f"{int(not is_told)} attentions are written out"
+            exact = form(*(x.float() for x in given))
+            torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02 * exact.abs().max().item())
+    finally:
+        torch.set_default_device(None)

@@ -38,8 +38,10 @@ FEWEST_ON_CPU = 128
 """How many queries and keys there must be on a CPU. Its kernel takes a fifth longer for 49 in float32."""
 MOST_SEQUENCES = 65535
 """The extents of a grid along y and z, which are the sequences and their heads."""
+LOW = -1e4
+"""A score that is replaced by this or less has a power of zero beside any that is not."""
 HIDDEN = -1e30
-"""A score of this or less has a power of zero. It is not minus infinity, so that hidden rows have equal powers."""
+"""What is added instead. It is not minus infinity, so that a row that is hidden in whole has equal powers."""
 
 _CONVERSIONS = ("float", "half", "bfloat16", "to", "type", "type_as", "contiguous", "clone")
 _PARAMETERS = {
@@ -157,8 +159,13 @@ def _attention_from(node: Node) -> _Attention | None:
         read = _multiplied(_Scores(product), given.get("alpha", 1), "mul")
         if read is not None and given.get("beta", 1) != 0:
             read = _added(read, given["input"], "add") if given.get("beta", 1) == 1 else None
-    while read is not None and len(node.users) == 1:
-        before, node = node, next(iter(node.users))
+    while read is not None and node.users:
+        before, (*statements, node) = node, node.users
+        for statement in statements:  # such as ``scores.masked_fill_(mask, value)``
+            is_in_place = statement.op == "call_method" and str(statement.target).endswith("_") and not statement.users
+            read = _read_on(read, before, statement) if is_in_place and read is not None else None
+        if read is None:
+            return None
         out = _product_of(node) if read.is_softmax else None
         if out is not None:
             is_left = out.left is before and out.right is not before and out.left_order == _unmoved(out.left_order)
@@ -256,7 +263,9 @@ def _hidden(read: _Scores, condition: Any, truth: bool, fill: Any) -> _Scores | 
     A number is added where eager mode replaces. A row that is hidden in whole tells these apart: by its gradient, and
     in float16, which has no number that is low enough.
     """
-    if not isinstance(condition, Node) or not isinstance(fill, float) or not fill <= HIDDEN:
+    if isinstance(fill, Node) and _call_of(fill)[0] == "tensor":
+        fill = fill.args[0]
+    if not isinstance(condition, Node) or type(fill) not in (int, float) or not fill <= LOW:
         return None
     product = captured_value(read.product.node)
     is_told = product.requires_grad or captured_value(read.product.left).dtype is torch.float16

@@ -272,8 +272,13 @@ _IN_PLACE = re.compile("setitem|i(add|and|concat|floordiv|lshift|matmul|mod|mul|
 
 def written_operands(nodes: Iterable[Node]) -> set[Node]:
     """What calls among *nodes* of a captured graph are given, of which they may change a tensor. All releases."""
-    calls = (node for node in nodes if node.op in ("call_function", "call_method"))
-    return {operand for node in calls if _may_write(node) for operand in node.all_input_nodes}
+    written = set[Node]()
+    for node in nodes:
+        if node.op in ("call_function", "call_method") and _may_write(node):
+            # A method changes its tensor, and so does ``x += y``; of any other call it is not known.
+            is_of_first = node.op == "call_method" or getattr(node.target, "__module__", "") == "_operator"
+            written.update(node.all_input_nodes[:1] if is_of_first else node.all_input_nodes)
+    return written
 
 
 def storage_of(value: Any) -> int | None:
