@@ -112,6 +112,15 @@ def test_boundaries_next_to_each_other_and_at_both_ends() -> None:
     assert report.compilations[0].graphs == ()
 
 
+def test_pieces_are_not_modules_for_global_hooks(recwarn: pytest.WarningsRecorder) -> None:
+    called: list[nn.Module] = []
+    with nn.modules.module.register_module_forward_hook(lambda module, args, output: called.append(module)):
+        torch.compile(lambda x: scale(x.sin(), Scale()).cos(), backend="magi")(torch.ones(4))
+
+    assert called == []
+    assert not recwarn.list
+
+
 @pytest.mark.kernels
 def test_nothing_is_fused_across_a_boundary() -> None:
     cfg = Scale()
