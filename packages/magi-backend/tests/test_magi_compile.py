@@ -100,6 +100,24 @@ def test_an_instance_is_given_back_itself_and_keeps_its_hooks() -> None:
     assert "_compiled_call_impl" not in copy.deepcopy(plain).__dict__
 
 
+class Chain(nn.Sequential):
+    pass
+
+
+@pytest.mark.parametrize("is_class", [False, True], ids=["instance", "class"])
+def test_the_forward_may_be_one_of_torch(is_class: bool) -> None:
+    kind: Any = magi_compile(type("Chain", (Chain,), {})) if is_class else Chain
+    chain = kind(nn.Linear(4, 4), nn.ReLU())
+    compiled = chain if is_class else magi_compile(chain)
+    calls: list[int] = []
+    compiled.register_forward_hook(lambda *args: calls.append(1))
+    x = torch.randn(3, 4)
+
+    assert compilations(compiled, (x,)) == 1
+    torch.testing.assert_close(compiled(x), torch.relu(chain[0](x)))
+    assert len(calls) == 2
+
+
 def test_a_function_and_its_name() -> None:
     @magi_compile
     def shifted(x: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo import trace_rules
+from torch._dynamo.external_utils import wrap_inline
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -70,8 +72,12 @@ def specialised(error: ConstraintViolationError) -> tuple[list[tuple[str, int, i
 
 
 def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """The call of *module* with its hooks, never the compiled one."""
-    return module._call_impl
+    """The call of *module* with its hooks, never the compiled one.
+
+    Dynamo captures no frame of torch's own classes, such as a Sequential, but follows a call of one (2.10 to 2.15).
+    """
+    call: Callable[..., Any] = module._call_impl
+    return wrap_inline(call) if trace_rules.check(module.forward) else call
 
 
 def set_compiled_call(owner: torch.nn.Module | type[torch.nn.Module], call: object) -> None:
