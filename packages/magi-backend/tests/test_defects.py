@@ -520,6 +520,20 @@ def test_each_size_of_a_training_step_is_right(kind: str) -> None:
     assert kind != "convolution" or named == of_strides
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:NestedTensor does not implement")
+def test_a_training_step_of_jagged_tensors() -> None:
+    layer = nn.Linear(4, 8)
+
+    def heads(rows: Tensor) -> Tensor:
+        return layer(rows).unflatten(-1, (2, 4)).transpose(1, 2).sin().transpose(1, 2)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(heads, backend="magi", options={"magi.strict": True})
+    for lengths in ((3, 5), (2, 5, 1)):
+        rows = torch.nested.nested_tensor([torch.randn(n, 4) for n in lengths], layout=torch.jagged)
+        gradients = [torch.autograd.grad(fn(rows).values().square().sum(), layer.weight) for fn in (compiled, heads)]
+        torch.testing.assert_close(*gradients)
+
+
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "average": lambda x: F.adaptive_avg_pool2d(x, 7),
     "one dimension": lambda x: F.adaptive_avg_pool1d(x.flatten(2), 7),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.fx.node import map_arg
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, Mod, ToFloat
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -263,10 +265,15 @@ def _set_symbolic_strides(original: Callable[[Any, Any], None], example_inputs: 
     metadata: Any = context.fw_metadata
     if metadata is None or metadata.num_symints_saved_for_bw is None:
         return  # an inference, which saves nothing
+    symbols = {str(symbol): symbol for symbol in environment.var_to_range}
     for index, strides in enumerate(compiled_graph.output_strides):
-        expressions = tuple(map(environment.deserialize_symexpr, strides or ()))
-        if any(isinstance(stride, torch.SymInt) for stride in expressions):
-            context.output_strides[index] = expressions
+        # `deserialize_symexpr` asks for the value of every symbol, and the length of a jagged tensor has no number.
+        sizes = {
+            name: environment.create_symintnode(symbols[name], hint=int(environment.evaluate_symexpr(name)))
+            for name in symbols.keys() & re.findall(r"\w+", " ".join(strides or ()))
+        }
+        if sizes:
+            context.output_strides[index] = tuple(eval(stride, SYMPY_INTERP, sizes) for stride in strides)  # noqa: S307
             report("keep_saved_strides_symbolic")
 
 
