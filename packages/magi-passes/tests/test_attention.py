@@ -154,6 +154,10 @@ def masked_with_a_small_number(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) ->
     return _scores(q, k).masked_fill(bias > 0, -100.0).softmax(-1) @ v
 
 
+def masked_then_scaled(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (_scores(q, k).masked_fill(bias > 0, -1e4) * 1e-4).softmax(-1) @ v
+
+
 def changed_after_the_softmax(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     scores = _scores(q, k)
     out = scores.softmax(-1) @ v

@@ -293,7 +293,10 @@ def _multiplied(read: _Scores, other: Any, name: str) -> _Scores | None:
     if type(other) not in (int, float) or not 0 < other < math.inf:
         return None
     number = other if name == "mul" else 1 / other
-    return replace(read, scale=read.scale * number, bias=tuple((term, own * number) for term, own in read.bias))
+    bias = tuple((term, own * number) for term, own in read.bias)
+    hidden = tuple((condition, truth, fill * number) for condition, truth, fill in read.hidden)
+    is_low = all(fill <= LOW for *_, fill in hidden)
+    return replace(read, scale=read.scale * number, bias=bias, hidden=hidden) if is_low else None
 
 
 def _are_equal(shape: torch.Size, other: torch.Size) -> bool:
