@@ -68,7 +68,7 @@ class AttentionMaskPass(MagiInductorPass):
 
 def _mask_of(node: Node) -> Node | None:
     """The mask of a call of attention; None if *node* is none, or has none."""
-    if node.op != "call_function" or node.target not in _torch_compat.compiling.ATTENTION:
+    if node.op != "call_function" or node.target not in _torch_compat.compiling.attentions():
         return None
     mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     is_causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal")
