@@ -25,7 +25,7 @@ LAYERS = {
         "magi_passes": "errors _torch_compat _graph _identity _framework _rewrites _choose",
         "magi_backend": """
             errors _torch_compat _settings _register _repairs _verify records _records
-            _passes _profile _progress _graph_log _regions _split _hot _report _warm _compose _ahead testing _backend
+            _passes _profile _progress _regions _split _hot _report _warm _compose _ahead testing _backend
             _entry_point _magi_compile _doctor __main__
         """,
     }.items()
