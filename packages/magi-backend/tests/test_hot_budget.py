@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from magi_backend._hot import table as tables
-from magi_backend._hot.dispatch import GraphInputs, SizeInput
+from magi_backend._hot.captured import GraphInputs, SizeInput
 from magi_backend._hot.table import SHARE, SizeTable
 from magi_backend._torch_compat import values
 from torch import Tensor

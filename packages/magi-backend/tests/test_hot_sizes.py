@@ -21,8 +21,7 @@ import pytest
 import torch
 from magi_backend import explain, magi_register_custom_op
 from magi_backend._hot import captured, table
-from magi_backend._hot.captured import why_not_now
-from magi_backend._hot.dispatch import MOST_PARAMETERS, GraphInputs, SizeInput, make_dispatch
+from magi_backend._hot.captured import MOST_PARAMETERS, GraphInputs, SizeInput, make_dispatch, why_not_now
 from magi_backend._hot.table import SizeTable
 from magi_backend.records import SizesOutcome
 from magi_opschema import ObjectHandle, register_object

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._hot.dispatch import GraphInputs, SizeInput
+from ._hot.captured import GraphInputs, SizeInput
 from ._hot.table import Size, SizeTable
 
 

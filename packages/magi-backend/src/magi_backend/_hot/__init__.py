@@ -4,8 +4,7 @@
 A captured graph with symbolic sizes keeps the code that Inductor made for any size. In addition there is code for
 single sizes, which a generated function chooses by the values of the graph's symbols.
 
-dispatch.py   reads which inputs are sizes, and writes the function that runs on each call
-captured.py   keeps a graph as it was captured, and makes the graph of one size from it
+captured.py   keeps a graph as it was captured, makes the graph of one size from it, and writes what runs on each call
 ranks.py      reads what a graph exchanges with other ranks, and decides with them if that is anything
 background.py the thread that makes code while calls go on
 table.py      counts sizes, decides which get code, and says what happened

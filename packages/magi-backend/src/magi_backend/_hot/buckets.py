@@ -31,8 +31,7 @@ from magi_backend._verify.compare import with_strides
 from magi_backend.errors import BucketsError, did_you_mean
 from magi_backend.records import BucketUse
 
-from .captured import Captured, Condition, capture, reason_of
-from .dispatch import Key, read_inputs
+from .captured import Captured, Condition, Key, capture, read_inputs, reason_of
 from .entry import as_saved, inputs_as_text
 from .row_walk import Found, MixesRowsError
 from .rows import rows_apart

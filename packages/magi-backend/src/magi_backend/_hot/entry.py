@@ -22,8 +22,7 @@ from magi_backend._torch_compat.nodes import graph_copy
 from magi_backend.errors import CompileSizesError
 from magi_backend.records import SizesOutcome
 
-from .captured import Captured, Compile, Run, capture
-from .dispatch import Key, read_inputs, solved
+from .captured import Captured, Compile, Key, Run, capture, read_inputs, solved
 from .ranks import Exchange
 from .table import SizeTable
 

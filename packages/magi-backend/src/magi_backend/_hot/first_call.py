@@ -24,8 +24,7 @@ from magi_backend.errors import family
 from magi_backend.records import EagerOutcome
 
 from .background import jobs
-from .captured import Captured, Compile, Condition, capture, reason_of
-from .dispatch import Key, read_inputs
+from .captured import Captured, Compile, Condition, Key, capture, read_inputs, reason_of
 from .ranks import Exchange
 from .table import Choices
 

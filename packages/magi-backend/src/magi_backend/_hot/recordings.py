@@ -18,8 +18,7 @@ from magi_backend._torch_compat import recording, state
 from magi_backend._torch_compat.recording import Model, Recordable, Recording
 from magi_backend.records import RecordingOutcome
 
-from .captured import reason_of
-from .dispatch import GraphInputs, Key
+from .captured import GraphInputs, Key, reason_of
 from .ranks import Exchange
 from .table import Size, SizeTable
 

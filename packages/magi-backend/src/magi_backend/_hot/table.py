@@ -28,8 +28,7 @@ from magi_backend._torch_compat.tuning import InTurn
 from magi_backend.records import SizesOutcome, SizeUse
 
 from .background import jobs
-from .captured import Run, reason_of, why_not_now
-from .dispatch import GraphInputs, Key, make_dispatch
+from .captured import GraphInputs, Key, Run, make_dispatch, reason_of, why_not_now
 from .ranks import Exchange, Round
 
 
