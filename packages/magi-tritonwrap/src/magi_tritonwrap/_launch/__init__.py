@@ -2,7 +2,7 @@
 """Launches while they happen: caught, written in the form that torch takes, and put into the graph.
 
 hook.py            the one place that every launch passes through
-addresses.py       what a body may ask of the address of a fake tensor
+fake_runs.py       a run on fake tensors: what a body may ask of an address, and what it keeps
 normalise.py       a launch as Triton would carry it out, for torch's higher-order op
 self_contained.py  kernels that Inductor can write down again
 capture.py         `capture_launches`: record, trace or drop; `wrap_kernels`, `launch_directly`

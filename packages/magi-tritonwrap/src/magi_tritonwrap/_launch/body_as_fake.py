@@ -30,8 +30,8 @@ from magi_tritonwrap._torch_compat.tracing import (
 from magi_tritonwrap.errors import NoFakeError
 
 from .capture import CapturedLaunch, capture_launches
+from .fake_runs import FakeRun
 from .hook import launch_site
-from .kept import FakeRun
 from .recording import told
 
 

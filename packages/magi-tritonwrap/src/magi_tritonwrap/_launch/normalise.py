@@ -53,7 +53,7 @@ from magi_tritonwrap._torch_compat.options import (
 from magi_tritonwrap._torch_compat.tracing import functional_storage, writes_traced
 from magi_tritonwrap.errors import UnsupportedLaunchError
 
-from .addresses import FakeAddress
+from .fake_runs import FakeAddress
 from .hook import launch_site, not_listening
 from .self_contained import functions_of, key_of, self_contained
 

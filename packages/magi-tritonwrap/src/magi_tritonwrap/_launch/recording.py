@@ -38,10 +38,9 @@ from magi_tritonwrap._torch_compat.tracing import (
 )
 from magi_tritonwrap.errors import TritonWrapError
 
-from .addresses import FakeAddresses
 from .capture import CapturedLaunch, capture_launches
+from .fake_runs import FakeAddresses, FakeRun
 from .hook import STRAYS, in_library_folder
-from .kept import FakeRun
 from .normalise import WRITES_NOTHING, refuse_no_write, unsupported
 
 
