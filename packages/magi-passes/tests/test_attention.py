@@ -26,7 +26,7 @@ def transformers_form(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def causal(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-    seen = torch.tril(torch.ones(q.shape[2], q.shape[2]))[None, None]
+    seen = torch.tril(torch.ones(q.shape[2], q.shape[2], device=q.device))[None, None]
     out = F.softmax(scores.masked_fill(seen == 0, float("-inf")), dim=-1) @ v
     return out.transpose(1, 2).contiguous().view(out.shape[0], q.shape[2], -1) + bias.sum()
 
@@ -50,13 +50,13 @@ def batches_of_matrices(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor
 
 
 def temperature_and_rows_hidden_in_whole(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    hidden = (bias > 0.5) | (torch.arange(bias.shape[2]) == 5)[:, None]
+    hidden = (bias > 0.5) | (torch.arange(bias.shape[2], device=q.device) == 5)[:, None]
     scores = (q @ k.mT / q.new_tensor(9.0)) * q.new_ones(4, 1, 1)
     return scores.masked_fill(hidden, torch.finfo(q.dtype).min).softmax(-1) @ v
 
 
 def some_are_replaced_then_biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    scores = torch.where(bias[:1] > 0.1, 0.125 * (q @ k.mT), torch.tensor(-math.inf)) + bias
+    scores = torch.where(bias[:1] > 0.1, 0.125 * (q @ k.mT), torch.tensor(-math.inf, device=q.device)) + bias
     scores.masked_fill_(bias < -0.9, -math.inf)
     return (scores.softmax(3) @ v).view(-1, 64)
 
@@ -67,11 +67,13 @@ FORMS = [
 ]
 
 
-def attention_inputs(dtype: torch.dtype = torch.float32, length: int = LENGTH) -> tuple[Tensor, ...]:
+def attention_inputs(
+    dtype: torch.dtype = torch.float32, length: int = LENGTH, device: str = "cpu"
+) -> tuple[Tensor, ...]:
     """Queries, keys and values of two sequences with four heads, and a bias."""
     torch.manual_seed(0)
-    operands = [torch.randn(2, length, 4, 64).to(dtype).transpose(1, 2) for _ in range(3)]
-    return *operands, torch.randn(2, 1, length, length).to(dtype)
+    operands = [torch.randn(2, length, 4, 64).to(device, dtype).transpose(1, 2) for _ in range(3)]
+    return *operands, torch.randn(2, 1, length, length).to(device, dtype)
 
 
 def _rewritten(form: Callable[..., Any], given: tuple[Tensor, ...]) -> tuple[Callable[..., Any], list[str]]:
@@ -186,6 +188,16 @@ def values_from_the_left(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tenso
     return v.mT @ _scores(q, k).softmax(-1)
 
 
+def without_gradients_of_scores(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    with torch.no_grad():
+        weights = _scores(q, k).softmax(-1)
+    return weights @ v
+
+
+def in_less_precision(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return _scores(q, k).bfloat16().float().softmax(-1) @ v
+
+
 def a_random_one(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return F.dropout(_scores(q, k).softmax(-1), 1e-9) @ v
 
@@ -201,7 +213,7 @@ KEPT = [
         a_precise_bias,
         few_keys,
     ),
-    *(values_from_the_left, a_random_one),
+    *(values_from_the_left, without_gradients_of_scores, in_less_precision, a_random_one),
 ]
 
 

@@ -32,9 +32,10 @@ from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
 from magi_passes._graph.nodes import Writer, captured_value, hinted, is_half_on_cuda, replace_by
 
+from .wide_heads import WIDEST_OF_FAST_KERNELS
+
 
 F = torch.nn.functional
-WIDEST_HEADS = 256
 FEWEST_ON_CPU = 128
 """How many queries and keys there must be on a CPU. Its kernel takes a fifth longer for 49 in float32."""
 MOST_SEQUENCES = 65535
@@ -196,7 +197,7 @@ def _product_of(node: Node) -> _Product | None:
     if name not in ("einsum", "matmul", "baddbmm") or not {"left", "right"} <= given.keys():
         return None
     left, right = given["left"], given["right"]
-    values = [captured_value(x) if isinstance(x, Node) else None for x in (left, right, node)]
+    values: list[Any] = [captured_value(x) if isinstance(x, Node) else None for x in (left, right, node)]
     # What torch.func wraps is no fake tensor.
     dims = {value.dim() if hasattr(value, "fake_mode") else 0 for value in values}
     if dims not in ({3}, {4}):
@@ -229,10 +230,10 @@ def _orders_of(equation: str) -> tuple[tuple[int, ...], tuple[int, ...], tuple[i
 def _read_on(read: _Scores, before: Node, node: Node) -> _Scores | None:
     """*read*, with what *node* does to the scores or the softmax in *before*; None if it is not understood."""
     name, given = _call_of(node)
-    scores, result = captured_value(before), captured_value(node)
+    scores, result, query = map(captured_value, (before, node, read.product.left))
     if (
         not (isinstance(result, Tensor) and result.is_floating_point() and result.device == scores.device)
-        or not _are_equal(result.shape, scores.shape)
+        or not (_are_equal(result.shape, scores.shape) and result.itemsize >= query.itemsize)
         or sum(operand is before for operand in node.all_input_nodes) != 1
     ):
         return None
@@ -314,11 +315,10 @@ def _operands(attention: _Attention) -> list[tuple[Node, tuple[int, ...]]]:
 def _has_a_kernel(attention: _Attention) -> bool:
     """Whether a kernel computes *attention*, faster than two products and a softmax."""
     query, key, value = (captured_value(node).permute(order) for node, order in _operands(attention))
-    is_for_cpu = (query.device.type == "cpu" and query.dtype in _ON_CPU and not attention.scores.dropout) and min(
-        hinted(query.shape[-2]), hinted(key.shape[-2])
-    ) >= FEWEST_ON_CPU
+    fewest = min(hinted(query.shape[-2]), hinted(key.shape[-2]))
+    is_for_cpu = query.device.type == "cpu" and query.dtype in _ON_CPU and fewest >= FEWEST_ON_CPU
     return (
-        (is_for_cpu or is_half_on_cuda(query))
+        ((is_for_cpu and not attention.scores.dropout) or is_half_on_cuda(query))
         and all(x.dtype == query.dtype for x in (key, value, captured_value(attention.out.node)))
         and all(_are_equal(x.shape[:-2], query.shape[:-2]) for x in (key, value))
         and all(statically_known_true(x.stride(-1) == 1) for x in (query, key, value))
@@ -330,20 +330,23 @@ def _has_a_kernel(attention: _Attention) -> bool:
 
 def _limits(attention: _Attention) -> list[Any]:
     """What the sizes of *attention* must be for a kernel, as truth values, some of them symbolic."""
-    *_, numbers = captured_value(attention.out.node).permute(attention.out.out_order).shape
-    *batch, _, _ = captured_value(attention.scores.product.node).shape
-    return [*(extent <= MOST_SEQUENCES for extent in batch), numbers <= WIDEST_HEADS, numbers % 8 == 0]
+    product = attention.scores.product
+    *batch, _, numbers = captured_value(product.left).permute(product.left_order).shape
+    return [*(extent <= MOST_SEQUENCES for extent in batch), numbers <= WIDEST_OF_FAST_KERNELS, numbers % 8 == 0]
 
 
 def _is_changed_before_use(attention: _Attention) -> bool:
-    """Whether something writes to what *attention* reads, after its first product and before its last."""
+    """Whether something writes to what *attention* reads, or switches a mode, between its products."""
     scores, first, last = attention.scores, attention.scores.product.node, attention.out.node
     read = [node for node, _ in _operands(attention)]
-    read += [node for _, node in scores.factors] + [node for node, *_ in (*scores.bias, *scores.hidden)]
+    read += [factor for _, factor in scores.factors] + [term for term, _ in scores.bias]
+    read += [condition for condition, *_ in scores.hidden]
     between, node = [], first
     while node is not last:
         node = node.next
         between.append(node)
+    if any(captured_value(node) is None for node in between):
+        return True  # gradients are switched on or off, or autocast, by a call without a result
     memory = _torch_compat.compiling.storage_of
     written = {memory(captured_value(node)) for node in _torch_compat.compiling.written_operands(between)}
     return not written.isdisjoint(memory(captured_value(node)) for node in read)
@@ -392,4 +395,5 @@ def _mask_of(write: Writer, scores: _Scores) -> Node | None:
     hidden = max(HIDDEN, torch.finfo(value.dtype).min)
     for condition, truth, _ in scores.hidden:
         mask = write(torch.where, condition, *((hidden, mask) if truth else (mask, hidden)))
-    return write(torch.clamp, mask, hidden)
+    mask = write(torch.clamp, mask, hidden)
+    return write(torch.unsqueeze, mask, 0) if captured_value(mask).dim() == 3 else mask  # as the CPU's kernel wants
