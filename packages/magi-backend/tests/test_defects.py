@@ -115,9 +115,11 @@ def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None
     assert agree(ours, expected)
     (compilation,) = collector.compilations()
     backward = next(graph for graph in compilation.graphs if graph.kind == "backward")
-    assert [each.name for each in backward.repairs if each.severity == "wrong code"] == ["keep_mutation_order"]
+    # With symbolic sizes, the gradient is a sum over windows and no scatter-add.
+    expected_names = [] if dynamic else ["keep_mutation_order"]
+    assert [each.name for each in backward.repairs if each.severity == "wrong code"] == expected_names
     report = Report("Upsampling", torch.__version__, (), (compilation,))
-    assert "silently zero" in " ".join(report.to_text().split())
+    assert ("silently zero" in " ".join(report.to_text().split())) is not dynamic
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
