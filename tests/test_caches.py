@@ -107,6 +107,24 @@ def test_a_second_process_hits_both_caches(tmp_path: Path, extra: tuple[str, ...
         assert {**WARM, "hits": warm["hits"]}.items() <= warm.items()
 
 
+TWICE = """
+import torch
+from torch._dynamo.utils import counters
+
+for _ in range(2):
+    torch.compiler.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    compiled = torch.compile(torch.nn.Linear(8, 8), backend="magi", dynamic=True)
+    compiled(torch.ones(4, 8)).sum().backward()
+"""
+
+
+def test_a_compilation_does_not_change_the_key_of_the_next(tmp_path: Path) -> None:
+    """As one did that wrote into what the code of a repair reads."""
+    assert WARM.items() <= run(tmp_path, "cache", program=TWICE).items()
+
+
 SMALL = """
 import torch
 from magi_backend import magi_register_custom_op

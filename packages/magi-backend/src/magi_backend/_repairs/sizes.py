@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.node import map_arg
 from torch.utils._sympy.functions import FloatTrueDiv, IntTrueDiv, Mod, ToFloat
 from torch.utils._sympy.value_ranges import ValueRanges
@@ -273,7 +273,9 @@ def _set_symbolic_strides(original: Callable[[Any, Any], None], example_inputs: 
             for name in symbols.keys() & re.findall(r"\w+", " ".join(strides or ()))
         }
         if sizes:
-            context.output_strides[index] = tuple(eval(stride, SYMPY_INTERP, sizes) for stride in strides)  # noqa: S307
+            # By way of its module: `eval` writes into it, and what code of ours names is part of the cache keys.
+            names = symbolic_shapes.SYMPY_INTERP
+            context.output_strides[index] = tuple(eval(stride, names, sizes) for stride in strides)  # noqa: S307
             report("keep_saved_strides_symbolic")
 
 
