@@ -313,13 +313,16 @@ def attention_of_any_length() -> torch._ops.OpOverload:
     given = "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None"
     library.define(f"attention(Tensor query, Tensor key, Tensor value, {given}) -> Tensor")
 
+    switch = threading.Lock()  # all threads share it
+
     def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-        was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        try:
-            return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
-        finally:
-            torch.backends.cuda.enable_cudnn_sdp(was_enabled)
+        with switch:
+            was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+            try:
+                return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
+            finally:
+                torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
     library.impl("attention", attention, "CompositeImplicitAutograd")
     op: torch._ops.OpOverload = torch.ops.magi_passes.attention.default
