@@ -103,7 +103,9 @@ def _formulas_of(graph: Graph, masks: set[Node]) -> dict[Node, Formula]:
         if isinstance(value, Tensor):
             if compat.storage_of(value) in written:
                 return {}
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            args, kwargs = torch.fx.node.map_arg(
+                (node.args, node.kwargs), lambda given: values.get(given, captured_value(given))
+            )
             with compat.seeing_operators(value, formulas.note):
                 target = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
                 value = target(*args, **kwargs)
@@ -112,8 +114,12 @@ def _formulas_of(graph: Graph, masks: set[Node]) -> dict[Node, Formula]:
     return {mask: formula for mask, formula in found.items() if formula is not None}
 
 
+# They ask the first tensor for its shape, dtype and device.
+_ARE_LIKE = ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")
+
+
 def _computed_from_sizes(graph: Graph, masks: set[Node]) -> Iterator[Node]:
-    """What *masks* are computed from, in order, apart from what depends on a tensor that is given.
+    """What *masks* are computed from, in order, apart from what depends on the numbers of a tensor that is given.
 
     What has a size that depends on data would get another one when it is called again.
     """
@@ -127,7 +133,8 @@ def _computed_from_sizes(graph: Graph, masks: set[Node]) -> Iterator[Node]:
         if isinstance(value, Tensor):
             is_plain = is_call and _torch_compat.compiling.is_plain(node.target)
             is_plain &= not node.meta.get("unbacked_bindings")
-            follows = is_plain and known.issuperset(node.all_input_nodes)
+            is_like = getattr(node.target, "__name__", node.target) in _ARE_LIKE
+            follows = is_plain and known.issuperset(node.all_input_nodes[is_like:])
         else:
             follows = isinstance(value, (int, torch.SymInt, tuple))
         if node in needed and follows:
