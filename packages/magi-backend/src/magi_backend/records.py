@@ -270,9 +270,9 @@ class BucketUse:
     path: str
     symbol: str
     buckets: tuple[int, ...]
-    calls: int = 0
-    rows: int = 0
-    run: int = 0
+    calls: int
+    rows: int
+    run: int
     too_large: int = 0
     unfit: int = 0
     note: str = ""

@@ -15,7 +15,7 @@ import logging
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
@@ -47,23 +47,29 @@ Buckets = Mapping[str, Mapping[int, Sequence[int]]]
 
 @dataclass
 class Bucketed:
-    """A size that is padded.
+    """A size that is padded, with what happened to it.
 
     Attributes:
         place: Its position among the size inputs of the graph.
-        use: The named dimension that it is, the sizes that it may have then, and what happened until now.
+        path: The named dimension that it is.
+        buckets: The sizes that it may have then, from small to large.
         found: Which rows it counts.
     """
 
     place: int
-    use: BucketUse
+    path: str
+    buckets: Sequence[int]
     found: Found
+    calls: int = 0
+    too_large: int = 0
+    unfit: int = 0
+    rows: int = 0
+    run: int = 0
 
     def bucket(self, size: int) -> int:
         """The smallest bucket that *size* fits into; *size* itself if there is none."""
-        buckets = self.use.buckets
-        place = bisect_left(buckets, size)
-        return buckets[place] if size and place < len(buckets) else size
+        place = bisect_left(self.buckets, size)
+        return self.buckets[place] if size and place < len(self.buckets) else size
 
 
 @dataclass(eq=False)
@@ -144,15 +150,10 @@ class Padding:
     def _count(self, key: Key, wanted: Key) -> None:
         with self._lock:
             for size in self.sizes:
-                use, rows, run = size.use, key[size.place], wanted[size.place]
-                size.use = replace(
-                    use,
-                    calls=use.calls + 1,
-                    rows=use.rows + rows,
-                    run=use.run + run,
-                    too_large=use.too_large + (rows > use.buckets[-1]),
-                    unfit=use.unfit + (rows == run and rows != size.bucket(rows)),
-                )
+                rows, run = key[size.place], wanted[size.place]
+                size.calls, size.rows, size.run = size.calls + 1, size.rows + rows, size.run + run
+                size.too_large += rows > size.buckets[-1]
+                size.unfit += rows == run and rows != size.bucket(rows)
             run_with = tuple([size.bucket(key[size.place]) for size in self.sizes])
             is_new = wanted != key and run_with not in self._used
             if is_new:
@@ -177,8 +178,22 @@ class Padding:
 
     def outcome(self) -> tuple[BucketUse, ...]:
         """What happened to each size until now."""
+        names = self.captured.inputs.sizes
         with self._lock:
-            return tuple(replace(size.use, note=self.only) for size in self.sizes)
+            return tuple(
+                BucketUse(
+                    size.path,
+                    names[size.place].symbol,
+                    tuple(size.buckets),
+                    size.calls,
+                    size.rows,
+                    size.run,
+                    size.too_large,
+                    size.unfit,
+                    self.only,
+                )
+                for size in self.sizes
+            )
 
 
 _Dims = dict[int, tuple[int, Callable[[Key], int]]]
@@ -248,9 +263,9 @@ def with_buckets(
 
     def follow(graph: GraphModule, fakes: Sequence[Any], _: str) -> Any:
         core = symbols.core_graph(graph, fakes)
-        for place, use in wanted.items():
+        for place, (path, buckets) in wanted.items():
             found = rows_apart(core, fakes[inputs.sizes[place].place].node.expr, inputs.paths)
-            sizes.append(Bucketed(place, use, found))
+            sizes.append(Bucketed(place, path, buckets, found))
             if why := _why_not(captured, sizes[-1]):
                 raise MixesRowsError(why)
         return core
@@ -265,7 +280,7 @@ def with_buckets(
             is_known = isinstance(error, MixesRowsError)
             why = str(error) if is_known else f"nothing is known of its rows, because of {reason_of(error)}"
     if why:
-        path = list(wanted.values())[min(len(sizes), len(wanted) - 1)].path
+        path, _ = list(wanted.values())[min(len(sizes), len(wanted) - 1)]
         refused = BucketsError(
             f"magi.buckets: {path} cannot be padded. {why}. Take it out of magi.buckets, or compile the part of the "
             "model that treats each row by itself"
@@ -275,7 +290,7 @@ def with_buckets(
         logger.warning(
             "%s: in this graph it is the size of several dimensions, so it runs as it is. %s", log.label, refused
         )
-        sizes = [Bucketed(place, use, Found()) for place, use in wanted.items()]
+        sizes = [Bucketed(place, path, buckets, Found()) for place, (path, buckets) in wanted.items()]
         why = f"not padded, since it is the size of several dimensions in this graph: {why}"
     elif eager_random and any(size.found.draws for size in sizes):
         why = "not padded, because its random numbers must be those of eager"
@@ -295,11 +310,11 @@ def _is_of_several_dims(captured: Captured, wanted: Mapping[int, Any]) -> bool:
     return any(len(dims) > 1 for dims in named.values())
 
 
-def _wanted(captured: Captured, asked: Buckets) -> dict[int, BucketUse]:
-    """Which sizes of the graph are named: by the position of each among the size inputs, its path and its buckets."""
+def _wanted(captured: Captured, asked: Buckets) -> dict[int, tuple[str, Sequence[int]]]:
+    """Which sizes of the graph are named: the position of each among the size inputs, its path and its buckets."""
     paths = {path: fake for path, fake in zip(captured.inputs.paths, captured.fakes, strict=True) if path}
     expressions = [captured.fakes[size.place].node.expr for size in captured.inputs.sizes]
-    wanted: dict[int, BucketUse] = {}
+    wanted: dict[int, tuple[str, Sequence[int]]] = {}
     named = False
     for name, dims in asked.items():
         found = [path for path in paths if path == name or path.endswith(f"[{name!r}]")]
@@ -316,9 +331,8 @@ def _wanted(captured: Captured, asked: Buckets) -> dict[int, BucketUse]:
                 if size.node.expr not in expressions:
                     raise _unfit(captured, f"{text} is {size}, which is computed from other sizes")
                 place = expressions.index(size.node.expr)
-                use = BucketUse(text, captured.inputs.sizes[place].symbol, tuple(buckets))
-                if wanted.setdefault(place, use).buckets != use.buckets:
-                    msg = f"{text} and {wanted[place].path} are the same size, and have different buckets"
+                if wanted.setdefault(place, (text, buckets))[1] != buckets:
+                    msg = f"{text} and {wanted[place][0]} are the same size, and have different buckets"
                     raise _unfit(captured, msg)
     if not named and not frames.is_resumed():
         (first, *_) = asked
@@ -333,8 +347,8 @@ def _why_not(captured: Captured, size: Bucketed) -> str:
     symbol = captured.fakes[inputs.sizes[size.place].place].node.expr
     if not found.inputs:
         return "torch fixes the size where it takes the operators of the graph apart"
-    if size.use.buckets[-1] > found.most[0]:
-        return f"the bucket {size.use.buckets[-1]} is too large: {found.most[1]}"
+    if size.buckets[-1] > found.most[0]:
+        return f"the bucket {size.buckets[-1]} is too large: {found.most[1]}"
     for other in inputs.sizes:
         expression = captured.fakes[other.place].node.expr
         if symbol in expression.free_symbols and expression != symbol:
