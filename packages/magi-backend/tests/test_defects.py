@@ -115,7 +115,7 @@ def test_gradients_through_upsampling(dynamic: bool, fresh_caches: Path) -> None
     assert agree(ours, expected)
     (compilation,) = collector.compilations()
     backward = next(graph for graph in compilation.graphs if graph.kind == "backward")
-    # With symbolic sizes, a kernel of torch computes the gradient, and there is no scatter-add.
+    # With symbolic sizes, torch has a kernel for this gradient, without a scatter-add.
     expected_names = [] if dynamic else ["keep_mutation_order"]
     assert [each.name for each in backward.repairs if each.severity == "wrong code"] == expected_names
     report = Report("Upsampling", torch.__version__, (), (compilation,))

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import has_free_symbols
+from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_known_true
 
 from magi_passes import _torch_compat
 
@@ -379,6 +379,11 @@ def _shape(operand: Any) -> tuple[int, ...]:
 
 def hinted_shape(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(map(hinted, value.shape))
+
+
+def is_same_shape(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether the shapes are equal for all sizes."""
+    return len(ours) == len(theirs) and all(statically_known_true(a == b) for a, b in zip(ours, theirs, strict=True))
 
 
 @dataclass(frozen=True)

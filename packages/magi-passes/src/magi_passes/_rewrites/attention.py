@@ -30,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import Writer, captured_value, hinted, is_half_on_cuda, replace_by
+from magi_passes._graph.nodes import Writer, captured_value, hinted, is_half_on_cuda, is_same_shape, replace_by
 
 from .wide_heads import WIDEST_OF_FAST_KERNELS
 
@@ -59,8 +59,9 @@ _PARAMETERS = {
 }
 _OTHER_NAMES = {"bmm": "matmul", "imul": "mul", "truediv": "div", "itruediv": "div", "iadd": "add", "isub": "sub"}
 _ON_CPU = (torch.float32, torch.bfloat16, torch.float16)
-_MOVES, _COPIES = ("transpose", "permute", "swapaxes"), ("reshape", "contiguous", "flatten")
-"""What takes a tensor of any strides, and gives one of its own, or a view that has to be asked again."""
+_MOVES = ("transpose", "permute", "swapaxes")
+_COPIES = ("reshape", "contiguous", "flatten")
+"""What copies a tensor if its strides do not fit, while ``view`` would fail."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def _product_of(node: Node) -> _Product | None:
         return None
     left, right = given["left"], given["right"]
     values: list[Any] = [captured_value(x) if isinstance(x, Node) else None for x in (left, right, node)]
-    # What torch.func wraps is no fake tensor.
+    # A tensor inside `torch.vmap` or `torch.func.grad` is a wrapper, without a mode.
     dims = {value.dim() if hasattr(value, "fake_mode") else 0 for value in values}
     if dims not in ({3}, {4}):
         return None
@@ -233,7 +234,7 @@ def _read_on(read: _Scores, before: Node, node: Node) -> _Scores | None:
     scores, result, query = map(captured_value, (before, node, read.product.left))
     if (
         not (isinstance(result, Tensor) and result.is_floating_point() and result.device == scores.device)
-        or not (_are_equal(result.shape, scores.shape) and result.itemsize >= query.itemsize)
+        or not (is_same_shape(result.shape, scores.shape) and result.itemsize >= query.itemsize)
         or sum(operand is before for operand in node.all_input_nodes) != 1
     ):
         return None
@@ -301,10 +302,6 @@ def _multiplied(read: _Scores, other: Any, name: str) -> _Scores | None:
     return replace(read, scale=read.scale * number, bias=bias, hidden=hidden) if is_low else None
 
 
-def _are_equal(shape: torch.Size, other: torch.Size) -> bool:
-    return len(shape) == len(other) and all(statically_known_true(a == b) for a, b in zip(shape, other, strict=True))
-
-
 def _operands(attention: _Attention) -> list[tuple[Node, tuple[int, ...]]]:
     """Queries, keys and values, and how each is permuted to (batch, heads, sequence, numbers)."""
     product, out = attention.scores.product, attention.out
@@ -320,7 +317,7 @@ def _has_a_kernel(attention: _Attention) -> bool:
     return (
         ((is_for_cpu and not attention.scores.dropout) or is_half_on_cuda(query))
         and all(x.dtype == query.dtype for x in (key, value, captured_value(attention.out.node)))
-        and all(_are_equal(x.shape[:-2], query.shape[:-2]) for x in (key, value))
+        and all(is_same_shape(x.shape[:-2], query.shape[:-2]) for x in (key, value))
         and all(statically_known_true(x.stride(-1) == 1) for x in (query, key, value))
         and statically_known_true(value.shape[-1] == query.shape[-1])
         and all(limit if isinstance(limit, bool) else limit.node.hint is True for limit in _limits(attention))

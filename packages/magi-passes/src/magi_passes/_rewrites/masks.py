@@ -26,6 +26,10 @@ from magi_passes._graph.nodes import captured_value
 from magi_passes._graph.positions import Affine, Formula, Formulas
 
 
+_ARE_LIKE = ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")
+"""What asks its first tensor for the shape, dtype and device, and not for its numbers."""
+
+
 @dataclass(frozen=True)
 class AttentionMaskPass(MagiInductorPass):
     """Leave masks of `scaled_dot_product_attention` out that hide nothing, and say those by ``is_causal`` that are so.
@@ -112,10 +116,6 @@ def _formulas_of(graph: Graph, masks: set[Node]) -> dict[Node, Formula]:
         values[node] = value
     found = {mask: formulas.of(values[mask]) for mask in masks if mask in values}
     return {mask: formula for mask, formula in found.items() if formula is not None}
-
-
-# They ask the first tensor for its shape, dtype and device.
-_ARE_LIKE = ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")
 
 
 def _computed_from_sizes(graph: Graph, masks: set[Node]) -> Iterator[Node]:

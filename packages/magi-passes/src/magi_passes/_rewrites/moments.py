@@ -27,7 +27,6 @@ each element would load the four numbers and the sums that they are made of, and
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
@@ -39,7 +38,7 @@ from torch.fx.experimental.symbolic_shapes import has_free_symbols, statically_k
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import CONVERT, Writer, aten, hinted_shape, replace_by
+from magi_passes._graph.nodes import CONVERT, Writer, aten, hinted_shape, is_same_shape, replace_by
 from magi_passes._graph.strides import stored_channels_last, strides_kept
 
 
@@ -227,7 +226,7 @@ def _is_of_channels(x: Node, image: Node) -> bool:
     ours, theirs = x.meta["val"], image.meta["val"]
     batch, channels = theirs.shape[:2]
     of_channels = [(one_or_batch, channels, *[1] * (theirs.dim() - 2)) for one_or_batch in (1, batch)]
-    has_shape = any(_same_shape(ours.shape, shape) for shape in of_channels)
+    has_shape = any(is_same_shape(ours.shape, shape) for shape in of_channels)
     return has_shape and torch.promote_types(ours.dtype, theirs.dtype) == theirs.dtype
 
 
@@ -241,16 +240,11 @@ def _normalised(grouped: Node, mean: Node, image: Node) -> list[tuple[Node, Node
         if scaled.target is aten.mul.Tensor
         for factor in scaled.args  # one number for each group: (batch, groups, 1, 1)
         if factor is not centred and isinstance(factor, torch.fx.Node)
-        if _same_shape(factor.meta["val"].shape[2:], (1, 1))
+        if is_same_shape(factor.meta["val"].shape[2:], (1, 1))
         for back in scaled.users
         if back.target in (aten.view.default, aten.reshape.default)
-        if _same_shape(back.meta["val"].shape, image.meta["val"].shape)
+        if is_same_shape(back.meta["val"].shape, image.meta["val"].shape)
     ]
-
-
-def _same_shape(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether the shapes are equal for all sizes."""
-    return len(ours) == len(theirs) and all(statically_known_true(a == b) for a, b in zip(ours, theirs, strict=True))
 
 
 def _for_each_channel(write: Writer, of_groups: Node, image: Node) -> Node:

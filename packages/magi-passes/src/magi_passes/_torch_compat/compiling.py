@@ -297,8 +297,10 @@ def _may_write(node: Node) -> bool:
     return re.search("[a-z]_$", name) is not None or not {"out", "inplace"}.isdisjoint(node.kwargs)
 
 
-# It holds our operators, which live as long as it.
-_libraries: list[torch.library.Library] = []
+@functools.cache
+def _library() -> torch.library.Library:
+    """The library that holds our operators, which live as long as it."""
+    return torch.library.Library("magi_passes", "FRAGMENT")
 
 
 @functools.cache
@@ -308,8 +310,7 @@ def attention_of_any_length() -> torch._ops.OpOverload:
     These are chosen first on an H100 and its successors, and cuDNN makes a plan for each shape: the first call of a
     length took 55 ms, and 0.4 ms without (an H200, torch 2.11, heads of 64). The operator chooses while it is traced.
     """
-    library = torch.library.Library("magi_passes", "FRAGMENT")
-    _libraries.append(library)
+    library = _library()
     given = "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None"
     library.define(f"attention(Tensor query, Tensor key, Tensor value, {given}) -> Tensor")
 
@@ -362,8 +363,7 @@ def layout_ops() -> LayoutOps:
     from torch._inductor.lowering import register_lowering
     from torch._prims_common import make_channels_last_strides_for
 
-    library = torch.library.Library("magi_passes", "FRAGMENT")
-    _libraries.append(library)
+    library = _library()
     library.define("channels_last(Tensor x) -> Tensor")
     library.define("cat_channels_last(Tensor[] tensors, int dim) -> Tensor")
     library.define("stored(Tensor x) -> Tensor")
