@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from magi_passes import AttentionMaskPass, PassContext, WrittenAttentionPass, _torch_compat
+from magi_passes import AttentionMaskPass, PassContext, WrittenAttentionPass
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -222,24 +222,6 @@ def test_what_is_not_that_attention_stays(form: Callable[..., Any]) -> None:
     rewritten, reasons = _rewritten(form, attention_inputs())
     assert set(reasons) == {"0 attentions are written out", "no mask of attention"}
     torch.testing.assert_close(rewritten(*attention_inputs()), form(*attention_inputs()), rtol=1e-4, atol=1e-3)
-
-
-def test_symbolic_lengths_keep_cudnn_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, attend = [], F.scaled_dot_product_attention
-
-    def watched(*args: Any, **kwargs: Any) -> Tensor:
-        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
-        return attend(*args, **kwargs)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", watched)
-    op = _torch_compat.compiling.attention_of_any_length()
-    q, k, v, bias = attention_inputs()
-    torch.testing.assert_close(op(q, k, v, bias, scale=0.1), attend(q, k, v, bias, scale=0.1))
-    assert (seen, torch.backends.cuda.cudnn_sdp_enabled()) == ([False], True)
-    rewritten, _ = _rewritten(transformers_form, attention_inputs())
-    rewritten(*attention_inputs())
-    assert len(seen) > 1
-    assert not any(seen)
 
 
 def test_nothing_is_rewritten_where_kernels_must_be_deterministic() -> None:

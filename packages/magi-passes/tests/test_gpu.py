@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from magi_passes import (
+    AttentionPlansPass,
     ChannelMomentsPass,
     ConvChooser,
     ConvLayoutPass,
@@ -19,6 +20,7 @@ from magi_passes import (
     WrittenAttentionPass,
     collect_records,
 )
+from magi_passes._torch_compat import attention
 from test_attention import FORMS, attention_inputs, temperature_and_rows_hidden_in_whole
 from torch import nn
 from torch.nn import functional
@@ -129,6 +131,8 @@ def test_tuning_is_right_and_remembered(inductor: Any, tmp_path: Any) -> None:
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
+# Stock says this of the form in float16, which stays as it is.
+@pytest.mark.filterwarnings(r"ignore:\s*Online softmax is disabled")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_attention_that_is_written_out_is_one_kernel(inductor: Any, form: Any, dtype: torch.dtype) -> None:
@@ -145,3 +149,86 @@ def test_attention_that_is_written_out_is_one_kernel(inductor: Any, form: Any, d
         assert {record.reason for record in records} <= {f"{int(not is_told)} attentions are written out"}
         exact = form(*(x.float() for x in given))
         torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02 * exact.abs().max().item())
+
+
+def _laid_out(layout: str, batch: int, heads: int, length: int, numbers: int) -> torch.Tensor:
+    """Queries, keys or values on the GPU, which lie in memory as *layout* says; ``qkv`` is a part of a longer row."""
+    if layout == "qkv":
+        rows = torch.randn(batch, length, 3 * heads * numbers, device="cuda", dtype=torch.bfloat16)
+        return rows.chunk(3, -1)[1].view(batch, length, heads, numbers).transpose(1, 2)
+    sizes = {"b": batch, "h": heads, "l": length, "d": numbers}
+    x = torch.randn([sizes[dim] for dim in layout], device="cuda", dtype=torch.bfloat16)
+    return x.permute([layout.index(dim) for dim in "bhld"])
+
+
+@pytest.mark.parametrize("has_plan", [True, False])
+@pytest.mark.parametrize("layout", ["bhld", "blhd", "lbhd", "qkv"])
+@pytest.mark.parametrize(("keys", "numbers"), [(77, 64), (256, 128), (129, 80)])
+@pytest.mark.parametrize("form", ["plain", "causal", "grouped", "rows", "column", "odd"])
+def test_either_kernel_of_attention_has_its_numbers_and_strides(
+    monkeypatch: pytest.MonkeyPatch, has_plan: bool, layout: str, keys: int, numbers: int, form: str
+) -> None:
+    monkeypatch.setattr(attention.Plans, "has_one", lambda *_: has_plan)
+    if form in ("column", "odd") and has_plan:
+        pytest.skip("torch gives no such bias to cuDNN")
+    queries, held = keys if form == "causal" else 130, 2 if form == "grouped" else 4
+    q, k, v = (_laid_out(layout, 2, *sizes, numbers) for sizes in ((4, queries), (held, keys), (held, keys)))
+    bias = {"rows": torch.randn(queries, keys), "column": torch.randn(2, 1, queries, 1)}.get(form)
+    if form == "odd":
+        bias = torch.randn(2, 1, queries, keys + 3)
+    bias = None if bias is None else bias.to("cuda", torch.bfloat16)[..., -keys:]
+    forward, _ = attention.operators().values()
+    found = forward(q, k, v, bias, False, 0.0, form == "causal")[0]
+    exact = functional.scaled_dot_product_attention(
+        *(x.double() for x in (q, k, v)),
+        None if bias is None else bias.double(),
+        is_causal=form == "causal",
+        enable_gqa=True,
+    )
+    assert found.stride() == torch.empty_like(q).stride()
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("had_plan", [True, False])
+@pytest.mark.parametrize("has_plan", [True, False])
+@pytest.mark.parametrize("layout", ["bhld", "blhd", "lbhd", "qkv"])
+@pytest.mark.parametrize("form", ["plain", "causal", "grouped"])
+def test_either_backward_of_attention_follows_either_forward(
+    monkeypatch: pytest.MonkeyPatch, had_plan: bool, has_plan: bool, layout: str, form: str
+) -> None:
+    answers = iter([had_plan, has_plan])
+    monkeypatch.setattr(attention.Plans, "has_one", lambda *_: next(answers))
+    held = 2 if form == "grouped" else 4
+    q, k, v = (_laid_out(layout, 2, heads, 129, 64) for heads in (4, held, held))
+    given, is_causal = torch.randn(2, 4, 129, 64, device="cuda", dtype=torch.bfloat16), form == "causal"
+    forward, backward = attention.operators().values()
+    out, powers, starts, ends, most, fewest, seed, offset, _ = forward(q, k, v, None, True, 0.0, is_causal)
+    found = backward(given, q, k, v, out, powers, seed, offset, None, starts, ends, most, fewest, 0.0, is_causal)
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    functional.scaled_dot_product_attention(*exact, is_causal=is_causal, enable_gqa=True).backward(given.double())
+    for x, gradient, of in zip(found, exact, (q, k, v), strict=True):
+        assert x.stride() == torch.empty_like(of).stride()
+        torch.testing.assert_close(x.double(), gradient.grad, rtol=0, atol=0.03)
+
+
+def test_attention_of_fresh_lengths_forward_and_backward(inductor: Any) -> None:
+    """More lengths than have a plan at once, so that both kernels run in one program."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True).relu()
+
+    compiled = torch.compile(attend, options=PassPipeline([AttentionPlansPass()]).inductor_options())
+    for length in range(200, 203 + attention.AT_ONCE):
+        given = [_laid_out("blhd", 2, 4, length, 64).requires_grad_() for _ in range(3)]
+        for x in given:
+            torch._dynamo.mark_dynamic(x, 2)
+        with collect_records() as records:
+            found = compiled(*given)
+            found.square().sum().backward()
+        exact = [x.detach().double().requires_grad_() for x in given]
+        expected = attend(*exact)
+        expected.square().sum().backward()
+        assert {record.reason for record in records} <= {"1 attentions by cuDNN have symbolic lengths"}
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=0.03)
+        for x, of in zip(given, exact, strict=True):
+            torch.testing.assert_close(x.grad.double(), of.grad, rtol=0, atol=0.06)

@@ -31,6 +31,7 @@ import torch
 from magi_opschema import OpDef
 from magi_passes import (
     AttentionMaskPass,
+    AttentionPlansPass,
     ConvChooser,
     MagiInductorPass,
     NarrowSizesPass,
@@ -254,7 +255,7 @@ def chosen_passes(
     """
     names = tuple(defect.name for defect in defects)
     passes: list[MagiInductorPass] = [_active_repairs(names, gm)]
-    passes += [WrittenAttentionPass(), AttentionMaskPass(), WideHeadsPass()]
+    passes += [WrittenAttentionPass(), AttentionMaskPass(), WideHeadsPass(), AttentionPlansPass()]
     if sensitive or config.memory_budget is not None:
         passes.append(SelectiveRecompute(sensitive, products=config.memory_budget is not None))
     wanted = config.pass_config

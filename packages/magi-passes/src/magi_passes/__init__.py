@@ -8,6 +8,7 @@ from ._framework.graph_pass import MagiInductorPass
 from ._framework.pipeline import PassPipeline
 from ._graph.nodes import conv_share, is_conv_heavy, is_convolution, is_dynamic
 from ._rewrites.attention import WrittenAttentionPass
+from ._rewrites.attention_plans import AttentionPlansPass
 from ._rewrites.code_generation import ConvLayoutPass, NarrowSizesPass, NDTilingWorkaroundPass
 from ._rewrites.few_channels import FewOutputChannelsPass
 from ._rewrites.masks import AttentionMaskPass
@@ -22,6 +23,7 @@ ND_TilingWorkaroundPass = NDTilingWorkaroundPass  # as MagiCompiler calls it
 
 __all__ = [
     "AttentionMaskPass",
+    "AttentionPlansPass",
     "ChannelMomentsPass",
     "ConvChooser",
     "ConvLayoutPass",

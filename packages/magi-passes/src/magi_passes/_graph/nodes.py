@@ -316,7 +316,7 @@ def flops(node: Node) -> float:
     Operators that read their weights from an opaque object (``quantized::conv2d``), custom operators and Triton kernels
     count as 0, because their work is not known.
     """
-    name, operands = _name_and_operands(node)
+    name, operands = name_and_operands(node)
     if name in _PRODUCTS:
         inner = _shape(node.args[_PRODUCTS[name]])
         return 2.0 * sum(prod(hinted_shape(value)) for value in _results(node)[:1]) * (inner[-1] if inner else 0)
@@ -358,7 +358,7 @@ def _convolution_flops(node: Node, name: str, operands: dict[str, Any]) -> float
     return once * sum(map(bool, tuple(mask)[:2]))
 
 
-def _name_and_operands(node: Node) -> tuple[str, dict[str, Any]]:
+def name_and_operands(node: Node) -> tuple[str, dict[str, Any]]:
     """The name of the operator that *node* calls, and its arguments by the names in the schema."""
     target: Any = node.target
     name, parameters = getattr(target, "__name__", ""), ["query", "key", "value"]

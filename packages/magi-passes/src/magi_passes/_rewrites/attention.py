@@ -9,8 +9,7 @@ writes and reads a number for each query and key, several times. Inductor replac
 split off by a transposition, and none with `torch.einsum` or with a softmax of ``scores.float() * scale``. Here, what
 is done to the scores is followed from the product to the softmax, so the order and the spelling do not matter.
 
-The scores are then in float32, and not rounded to half precision in between. For symbolic lengths the operator is one
-that does not take the kernels of cuDNN, because the first call of each length would wait for them.
+The scores are then in float32, and not rounded to half precision in between.
 """
 
 from __future__ import annotations
@@ -358,11 +357,7 @@ def _by_the_operator(write: Writer, attention: _Attention) -> Node:
     if len(order) == 3:
         query, key, value = (write(torch.unsqueeze, x, 0) for x in (query, key, value))
     mask = _mask_of(write, scores)
-    lengths = [captured_value(x).shape[-2] for x in (query, key)]
-    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
-    if any(isinstance(length, torch.SymInt) for length in lengths):
-        attend = _torch_compat.compiling.attention_of_any_length()
-    out = write(attend, query, key, value, mask, scores.dropout, False, scale=scores.scale)
+    out = write(F.scaled_dot_product_attention, query, key, value, mask, scores.dropout, False, scale=scores.scale)
     if len(order) == 3:
         out = write(torch.squeeze, out, 0)
     if not _is_copied_next(attention.out.node):

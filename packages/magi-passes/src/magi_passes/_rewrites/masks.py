@@ -26,6 +26,8 @@ from magi_passes._graph.nodes import captured_value
 from magi_passes._graph.positions import Affine, Formula, Formulas
 
 
+_ATTENTION = (torch.nn.functional.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default)
+"""As Dynamo captures it, and as torch.export does."""
 _ARE_LIKE = ("new_ones", "new_zeros", "new_full", "ones_like", "zeros_like", "full_like")
 """What asks its first tensor for the shape, dtype and device, and not for its numbers."""
 
@@ -72,7 +74,7 @@ class AttentionMaskPass(MagiInductorPass):
 
 def _mask_of(node: Node) -> Node | None:
     """The mask of a call of attention; None if *node* is none, or has none."""
-    if node.op != "call_function" or node.target not in _torch_compat.compiling.attentions():
+    if node.op != "call_function" or node.target not in _ATTENTION:
         return None
     mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     is_causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal")

@@ -31,7 +31,16 @@ from torch.fx import Graph, Node
 
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import CONVERT, Writer, aten, hinted, is_half_on_cuda, product_in_float32, replace_by
+from magi_passes._graph.nodes import (
+    CONVERT,
+    Writer,
+    aten,
+    hinted,
+    is_half_on_cuda,
+    name_and_operands,
+    product_in_float32,
+    replace_by,
+)
 from magi_passes._graph.strides import strides_kept
 
 
@@ -71,11 +80,10 @@ def _wide(graph: Graph) -> Iterator[tuple[Node, Node]]:
     kernel = aten._scaled_dot_product_efficient_attention.default  # noqa: SLF001
     for node in list(graph.find_nodes(op="call_function", target=kernel)):
         query, *_ = values = [operand.meta["val"] for operand in node.args[:3]]
-        names = ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal")
-        given = {**dict(zip(names, node.args[3:], strict=False)), **node.kwargs}
+        _, given = name_and_operands(node)
         if (
             is_half_on_cuda(query)
-            and not any(given.get(name) for name in names)
+            and not any(given.get(name) for name in ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"))
             and not isinstance(given.get("scale"), Node)
             and [(user.target, user.args[1:]) for user in node.users] == [(operator.getitem, (0,))]
             and all(isinstance(x.shape[3], int) and x.shape[3] > WIDEST_OF_FAST_KERNELS for x in values)

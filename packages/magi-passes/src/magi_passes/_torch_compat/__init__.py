@@ -6,12 +6,13 @@ compiling.py  how Inductor is called, and the two functions of it that are wrapp
 kernels.py    how it writes kernels: what becomes one, and tilings, with repairs
 memory.py     the order in which they run
 grids.py      those with three tile dimensions: their blocks and their grid
+attention.py  which kernel of attention a call has
 narrow.py     the type of sizes, and of places that a kernel computes
 
 Importing it loads neither Inductor nor Dynamo.
 """
 
-from . import compiling, config, grids, kernels, memory, narrow
+from . import attention, compiling, config, grids, kernels, memory, narrow
 
 
-__all__ = ["compiling", "config", "grids", "kernels", "memory", "narrow"]
+__all__ = ["attention", "compiling", "config", "grids", "kernels", "memory", "narrow"]

@@ -298,43 +298,9 @@ def _may_write(node: Node) -> bool:
 
 
 @functools.cache
-def _library() -> torch.library.Library:
+def library() -> torch.library.Library:
     """The library that holds our operators, which live as long as it."""
     return torch.library.Library("magi_passes", "FRAGMENT")
-
-
-@functools.cache
-def attention_of_any_length() -> torch._ops.OpOverload:
-    """``magi_passes::attention``: `scaled_dot_product_attention` without the kernels of cuDNN.
-
-    These are chosen first on an H100 and its successors, and cuDNN makes a plan for each shape: the first call of a
-    length took 55 ms, and 0.4 ms without (an H200, torch 2.11, heads of 64). The operator chooses while it is traced.
-    """
-    library = _library()
-    given = "Tensor? attn_mask=None, float dropout_p=0.0, bool is_causal=False, *, float? scale=None"
-    library.define(f"attention(Tensor query, Tensor key, Tensor value, {given}) -> Tensor")
-
-    switch = threading.Lock()  # all threads share it
-
-    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
-        with switch:
-            was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
-            torch.backends.cuda.enable_cudnn_sdp(False)
-            try:
-                return torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
-            finally:
-                torch.backends.cuda.enable_cudnn_sdp(was_enabled)
-
-    library.impl("attention", attention, "CompositeImplicitAutograd")
-    op: torch._ops.OpOverload = torch.ops.magi_passes.attention.default
-    return op
-
-
-@functools.cache
-def attentions() -> frozenset[Any]:
-    """The targets of attention in a captured graph, of Dynamo, of torch.export and of ours. All releases."""
-    aten = torch.ops.aten.scaled_dot_product_attention.default
-    return frozenset({torch.nn.functional.scaled_dot_product_attention, aten, attention_of_any_length()})
 
 
 class LayoutOps(NamedTuple):
@@ -363,10 +329,10 @@ def layout_ops() -> LayoutOps:
     from torch._inductor.lowering import register_lowering
     from torch._prims_common import make_channels_last_strides_for
 
-    library = _library()
-    library.define("channels_last(Tensor x) -> Tensor")
-    library.define("cat_channels_last(Tensor[] tensors, int dim) -> Tensor")
-    library.define("stored(Tensor x) -> Tensor")
+    ours = library()
+    ours.define("channels_last(Tensor x) -> Tensor")
+    ours.define("cat_channels_last(Tensor[] tensors, int dim) -> Tensor")
+    ours.define("stored(Tensor x) -> Tensor")
 
     def copy(x: torch.Tensor) -> torch.Tensor:
         return x.clone(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
@@ -375,8 +341,8 @@ def layout_ops() -> LayoutOps:
         return copy(torch.cat(tensors, dim))
 
     for name, body in (("channels_last", copy), ("cat_channels_last", join), ("stored", torch.clone)):
-        library.impl(name, body, "CompositeExplicitAutograd")
-        library.impl(name, body, "Meta")
+        ours.impl(name, body, "CompositeExplicitAutograd")
+        ours.impl(name, body, "Meta")
     ops = LayoutOps(*(getattr(torch.ops.magi_passes, name).default for name in LayoutOps._fields))
 
     @register_lowering(ops.channels_last, type_promotion_kind=None)
