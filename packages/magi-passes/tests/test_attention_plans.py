@@ -35,7 +35,7 @@ def _graph(
     """A graph of what torch calls for attention on an H200, and of its backward if it *trains*."""
     mode = FakeTensorMode(shape_env=ShapeEnv())
     kinds = [DimDynamic.DYNAMIC if varies and dim == 2 else DimDynamic.STATIC for dim in range(4)]
-    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
     long = mode.from_tensor(torch.empty(2, 4, 130, numbers, device="meta"), symbolic_context=context).shape[2]
     with mode:
         q, k, v = (torch.empty(2, n, long, numbers, dtype=torch.bfloat16, device="cuda") for n in (4, keys, keys))

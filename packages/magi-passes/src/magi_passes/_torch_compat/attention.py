@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -134,7 +135,8 @@ def operators() -> dict[Any, Any]:
     # No global variable has the plans, since cache keys depend on what the functions of a pass name.
     library, plans, chosen = compiling.library(), Plans(), dict[Any, Any]()
     cudnn = _aten._scaled_dot_product_cudnn_attention, _aten._scaled_dot_product_cudnn_attention_backward
-    for packet, body in zip(cudnn, (_attention, _attention_backward), strict=True):
+    bodies: tuple[Callable[..., Any], ...] = (_attention, _attention_backward)
+    for packet, body in zip(cudnn, bodies, strict=True):
         planned = packet.default
         name = planned._schema.name.removeprefix("aten::_").replace("cudnn_", "")
         library.define(str(planned._schema).replace(planned._schema.name, name))
