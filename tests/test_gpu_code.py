@@ -524,6 +524,22 @@ def test_launch_options_are_those_that_inductor_reads(backend: str) -> None:
     assert re.findall(r"(scaled_kernel_\d)\.run", code) == [f"scaled_kernel_{at}" for at in (0, 1, 2, 3, 4, 0)]
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_attention_of_symbolic_lengths_chooses_its_kernel_without_the_dispatcher(dynamic: bool) -> None:
+    def attend(x: Tensor) -> Tensor:
+        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention.default
+        out: Tensor = cudnn(x, x, x, None, False, 0.0, True, scale=0.5)[0]
+        return out.relu()
+
+    x = torch.empty(2, 4, 130, 64, dtype=torch.bfloat16)
+    code = generated(attend, x, dynamic=dynamic, backend="magi")
+    name = "magi_passes.scaled_dot_product_attention.default.body" if dynamic else "cudnn_attention.default"
+    assert re.search(rf"torch\.ops\.\S*{name}\(arg\d_1, arg\d_1, arg\d_1, None, False, 0\.0, True, scale=0\.5\)", code)
+    by_name = torch.ops
+    for part in ("magi_passes", "scaled_dot_product_attention", "default", "body"):
+        by_name = getattr(by_name, part)
+
+
 def test_a_program_in_cpp_launches_no_cooperative_grid() -> None:
     op = launching("cooperative", scaled_kernel, BLOCK=128, launch_cooperative_grid=True)
     with pytest.raises(

@@ -156,13 +156,12 @@ def test_any_order_takes_at_most_twice_the_best_and_the_plans_at_once(order: lis
     assert taken <= 2 * best + len(set(order)) * gain + 6 * attention.AT_ONCE
 
 
-def test_lengths_are_forgotten_in_the_order_of_their_last_calls() -> None:
-    plans = attention.Plans()
+def test_lengths_without_a_plan_are_forgotten_in_the_order_of_their_last_calls() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "MOST_LENGTHS", 6)
-        for n in range(1, 7):
-            plans.has_one(_queries(n), _queries(n), False, False, False)
-        plans.has_one(_queries(1), _queries(1), False, False, False)
-        plans.has_one(_queries(7), _queries(7), False, False, False)  # in place of 2
-        assert plans.has_one(_queries(1), _queries(1), False, False, False)
-        assert not plans.has_one(_queries(2), _queries(2), False, False, False)
+        patch.setattr(attention, "MOST_LENGTHS", 2)
+        patch.setattr(attention, "AT_ONCE", 0)
+        patch.setattr(attention, "SECONDS_OF_A_PLAN", 1.5e-5)  # two calls
+        plans = attention.Plans()
+        had = [plans.has_one(_queries(n), _queries(n), False, False, False) for n in (1, 2, 1, 1, 3, 4, 2, 2, 2, 2, 1)]
+        # 1 has had its calls and keeps its plan; 2 begins anew after 3 and 4.
+        assert had == [False, False, False, True, False, False, False, False, True, True, True]

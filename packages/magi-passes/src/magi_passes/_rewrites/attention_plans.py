@@ -52,6 +52,7 @@ class AttentionPlansPass(CheckedPass):
 
     def __call__(self, graph: Graph) -> None:
         """Call operators of the same schema."""
+        _torch_compat.attention.call_bodies()
         for node in _of_lengths_that_vary(graph):
             node.target = _torch_compat.attention.operators()[node.target]
 

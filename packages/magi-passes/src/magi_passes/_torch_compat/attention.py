@@ -30,7 +30,7 @@ LOST_BY_A_BACKWARD = 2.6
 AT_ONCE = 4
 """How many lengths of a kind have a plan at once."""
 MOST_LENGTHS = 4096
-"""How many lengths are remembered."""
+"""How many lengths without a plan are remembered."""
 
 _aten = torch.ops.aten
 
@@ -38,30 +38,33 @@ _aten = torch.ops.aten
 class Plans:
     """Which lengths have a plan, and what the calls of the others have lost.
 
-    A length is the shapes of the queries and keys of one kind: heads, a dtype, a device, and one form of the kernel.
+    A length is the shapes of the queries and keys of one kind: heads, a dtype, and one form of the kernel.
     """
 
     def __init__(self) -> None:
+        self._planned: set[tuple[Any, ...]] = set()
         self._lost: dict[tuple[Any, ...], float] = {}
         self._of_kind: Counter[tuple[Any, ...]] = Counter()
 
     def has_one(self, query: Tensor, key: Tensor, is_biased: bool, is_causal: bool, is_backward: bool) -> bool:
         """Whether the call of this length may use its plan, or make it. If not, what the call loses is counted."""
-        length = (query.shape, key.shape, query.dtype, query.device, is_biased, is_causal, is_backward)
+        length = (query.shape, key.shape, query.dtype, is_biased, is_causal, is_backward)
+        if length in self._planned:
+            return True
         lost = self._lost.pop(length, None)
         if lost is None:
             kind = (query.shape[1], key.shape[1], query.shape[3], *length[2:])
             self._of_kind[kind] += 1
             lost = math.inf if self._of_kind[kind] <= AT_ONCE else 0.0
-            if len(self._lost) >= MOST_LENGTHS:
-                del self._lost[next(iter(self._lost))]  # the one whose last call is longest ago
-        has_one = lost >= SECONDS_OF_A_PLAN or not key.numel()
-        if not has_one:
-            queries = query.shape[1] * query.shape[2] / key.shape[1]
-            products = queries * (0.5 if is_causal else 1.0) * (LOST_BY_A_BACKWARD if is_backward else 1.0)
-            lost += LOST_BY_A_CALL + key.numel() * (LOST_BY_A_KEY + LOST_BY_A_PRODUCT * products)
-        self._lost[length] = lost
-        return has_one
+        if lost >= SECONDS_OF_A_PLAN or not key.numel():
+            self._planned.add(length)
+            return True
+        queries = query.shape[1] * query.shape[2] / key.shape[1]
+        products = queries * (0.5 if is_causal else 1.0) * (LOST_BY_A_BACKWARD if is_backward else 1.0)
+        self._lost[length] = lost + LOST_BY_A_CALL + key.numel() * (LOST_BY_A_KEY + LOST_BY_A_PRODUCT * products)
+        if len(self._lost) > MOST_LENGTHS:
+            del self._lost[next(iter(self._lost))]  # the one whose last call is longest ago
+        return False
 
 
 def _attention(
@@ -140,7 +143,23 @@ def operators() -> dict[Any, Any]:
         planned = packet.default
         name = planned._schema.name.removeprefix("aten::_").replace("cudnn_", "")
         library.define(str(planned._schema).replace(planned._schema.name, name))
-        library.impl(name, functools.partial(body, plans), "CUDA")
+        chosen[planned] = op = getattr(torch.ops.magi_passes, name).default
+        op.body = functools.partial(body, plans)
+        library.impl(name, op.body, "CUDA")
         library.impl(name, planned, "Meta")
-        chosen[planned] = getattr(torch.ops.magi_passes, name).default
     return chosen
+
+
+@functools.cache
+def call_bodies() -> None:
+    """Let generated code call the bodies of these operators, without torch's dispatcher, which takes 4 microseconds."""
+    from torch._inductor.lowering import fallback_handler, register_lowering
+
+    def lower(op: Any, *args: Any, **kwargs: Any) -> Any:
+        results = fallback_handler(op, add_to_fallback_set=False)(*args, **kwargs)
+        call = results[0].data.data.inputs[0]
+        call.python_kernel_name += ".body"
+        return results
+
+    for op in operators().values():
+        register_lowering(op, type_promotion_kind=None)(functools.partial(lower, op))
