@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import platform
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ import pytest
 import torch
 from _python import python
 from magi_backend import WarmStart, _warm, load, read_report, save
+from magi_backend._torch_compat import compiling
 from magi_backend.errors import WarmStartError
+from torch._inductor import cpu_vec_isa
 from torch.compiler._cache import CacheArtifactManager
 
 
@@ -390,6 +394,49 @@ def test_an_edit_is_compiled_anew_and_never_answered_by_earlier_code(
     assert is_right
     assert sentence.startswith(STALE[case])
     assert bool(sentence) == bool(STALE[case])
+
+
+class Instructions:
+    """A set of vector instructions as Inductor has them: a check finds further ones, which the compiler is told of."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hashed = hash  # theirs have a function too
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __bool__(self) -> bool:
+        self.has_bfloat16 = True
+        return True
+
+    def flags(self) -> str:
+        return f"-m{self.name}" + " -mbf16" * getattr(self, "has_bfloat16", False)
+
+
+@pytest.mark.parametrize(("name", "allowed", "is_taken"), [("avx512", False, True), ("avx512 amx_tile", False, False)])
+def test_instructions_are_taken_with_what_was_found_out_about_them(
+    name: str, allowed: bool, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def new_process() -> Instructions:
+        instructions = Instructions(name)
+        monkeypatch.setattr(cpu_vec_isa, "supported_vec_isa_list", [instructions])
+        monkeypatch.setattr(
+            cpu_vec_isa, "valid_vec_isa_list", functools.cache(lambda: [each for each in [instructions] if each])
+        )
+        return instructions
+
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: allowed)
+    first = new_process()
+    assert compiling.vector_instructions() == {}
+    cpu_vec_isa.valid_vec_isa_list()
+    saved = json.loads(json.dumps(compiling.vector_instructions()))
+    second = new_process()
+    compiling.take_vector_instructions(saved)
+    assert (second.flags() == first.flags()) is is_taken
+    assert list(map(str, cpu_vec_isa.valid_vec_isa_list())) == [name]
+    assert second.flags() == first.flags()
 
 
 def test_hot_sizes_are_hot_at_their_first_call(

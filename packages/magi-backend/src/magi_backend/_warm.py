@@ -272,8 +272,8 @@ def _entries() -> Iterator[Entry]:
         yield Entry(kind, key, content)
     for path in _files():
         yield Entry("file", str(path.relative_to(_cache())), path.read_bytes())
-    if names := _torch_compat.compiling.vector_instructions():
-        yield Entry("instructions", " ".join(names), json.dumps(names).encode())
+    if sets := _torch_compat.compiling.vector_instructions():
+        yield Entry("instructions", " ".join(sets), json.dumps(sets).encode())
     for text, logs in _known.compiled.items():
         outcomes = [log.counts["sizes"]() for log in logs if "sizes" in log.counts]
         hot = {tuple(n for _, n in use.sizes) for each in outcomes for use in each.uses if use.has_code}

@@ -13,7 +13,7 @@ import os
 import platform
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -358,27 +358,34 @@ def changed_configs() -> dict[str, object]:
     return found
 
 
-def vector_instructions() -> tuple[str, ...]:
+def vector_instructions() -> dict[str, dict[str, Any]]:
     """The sets of vector instructions that this process found to work; empty if it did not look for them.
 
     Inductor looks once in a process with C++ code: it compiles a program for each set and starts a Python that loads
-    it, which takes more than a second of each start, with warm caches too.
+    it, which takes more than a second of each start, with warm caches too. A set then remembers further instructions
+    that work, such as those for bfloat16: the flags of the compiler depend on them, and on these the names of kernels.
     """
     from torch._inductor import cpu_vec_isa
 
-    looked = cpu_vec_isa.valid_vec_isa_list.cache_info().currsize
-    return tuple(map(str, cpu_vec_isa.valid_vec_isa_list())) if looked else ()
+    if not cpu_vec_isa.valid_vec_isa_list.cache_info().currsize:
+        return {}
+    return {
+        str(each): {name: value for name, value in vars(each).items() if isinstance(value, bool | str)}
+        for each in cpu_vec_isa.valid_vec_isa_list()
+    }
 
 
-def take_vector_instructions(names: Iterable[str]) -> None:
-    """Use *names*, which another process found to work on such a processor, unless this one has looked already.
+def take_vector_instructions(sets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Use *sets*, which another process found to work on such a processor, unless this one has looked already.
 
-    Only on x86, since two of the sets of ARM have the same name.
+    Only on x86, since two of the sets of ARM have the same name. A process has to ask the system for AMX.
     """
     from torch._inductor import config, cpu_vec_isa
 
-    wanted = set(names)
-    found = [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) in wanted]
+    found = [each for each in cpu_vec_isa.supported_vec_isa_list if str(each) in sets]
     is_open = config.cpp.vec_isa_ok is None and not cpu_vec_isa.valid_vec_isa_list.cache_info().currsize
-    if is_open and platform.machine() == "x86_64" and len(found) == len(wanted):
+    is_whole = platform.machine() == "x86_64" and len(found) == len(sets)
+    if is_open and is_whole and (not any("amx" in name for name in sets) or torch.cpu._init_amx()):
+        for each in found:
+            vars(each).update(sets[str(each)])
         cpu_vec_isa.valid_vec_isa_list = functools.cache(lambda: found)
