@@ -303,6 +303,17 @@ def test_it_does_not_apply_where_no_attention_has_a_mask() -> None:
     assert [record.reason for record in records] == ["no mask of attention"]
 
 
+def test_a_mask_of_more_sequences_than_the_queries_stays() -> None:
+    torch._dynamo.reset()
+
+    def attend(x: Tensor, sequences: int) -> Tensor:
+        return attention(x, x, x, torch.ones(sequences, 1, x.shape[-2], x.shape[-2], dtype=torch.bool))
+
+    options = PassPipeline([AttentionMaskPass()]).inductor_options()
+    out = torch.compile(attend, dynamic=True, fullgraph=True, options=options)(X[:1], 3)
+    torch.testing.assert_close(out, attention(X[:1], X[:1], X[:1]).expand(3, -1, -1, -1))
+
+
 _N = 4
 _NUMBERS = st.integers(-2, 5)
 _POINTWISE = ("add", "sub", "rsub", "mul", "ge", "gt", "le", "lt", "eq", "ne")

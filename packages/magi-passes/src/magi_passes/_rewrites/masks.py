@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.nodes import captured_value
+from magi_passes._graph.nodes import captured_value, is_same_shape
 from magi_passes._graph.positions import Affine, Formula, Formulas
 
 
@@ -73,13 +73,17 @@ class AttentionMaskPass(MagiInductorPass):
 
 
 def _mask_of(node: Node) -> Node | None:
-    """The mask of a call of attention; None if *node* is none, or has none."""
+    """The mask of a call of attention that decides nothing but scores; None if *node* is none, or has none."""
     if node.op != "call_function" or node.target not in _ATTENTION:
         return None
     mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     is_causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal")
-    is_fake = isinstance(mask, Node) and hasattr(captured_value(mask), "fake_mode")
-    return mask if is_fake and not is_causal else None
+    if not isinstance(mask, Node) or not hasattr(captured_value(mask), "fake_mode") or is_causal:
+        return None
+    query: Any = node.args[0] if node.args else node.kwargs["query"]
+    # A mask of more sequences than the queries repeats them in the result, even if it hides nothing.
+    is_as_long = is_same_shape(captured_value(node).shape[:-1], captured_value(query).shape[:-1])
+    return mask if is_as_long else None
 
 
 def _masks(graph: Graph) -> dict[Node, bool | None]:
