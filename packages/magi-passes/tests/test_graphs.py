@@ -255,6 +255,11 @@ MASKS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
     "like data": (_mask("mask = torch.ones_like(x[0, 0] @ x[0, 0].mT, dtype=torch.bool).tril()"), 0, 1),
     "filled like data": (_mask("mask = x.new_full((n, n), NEVER).triu(1)[None]"), 0, 1),
     "filled by data": (_mask("mask = x.new_full((n, n), 0.0) + x.new_zeros(n, n).fill_(x.sum())"), 0, 0),
+    "made by vmap": (
+        _mask("mask = torch.vmap(lambda place: torch.ones_like(place) * (places <= place))(places) > 0"),
+        0,
+        0,
+    ),
     "window": (_mask("mask = (key <= query) & (key > query - 3)"), 0, 0),
     "strictly earlier": (_mask("mask = torch.ones(n, n, dtype=torch.bool).tril(1)"), 0, 0),
     "written": (_mask("mask = torch.ones(n, n, dtype=torch.bool); mask[:, 1] = False"), 0, 0),

@@ -137,7 +137,8 @@ def _computed_from_sizes(graph: Graph, masks: set[Node]) -> Iterator[Node]:
     for node in graph.nodes:
         value, is_call = captured_value(node), node.op in ("call_function", "call_method")
         if isinstance(value, Tensor):
-            is_plain = is_call and _torch_compat.compiling.is_plain(node.target)
+            # A tensor inside `torch.vmap` or `torch.func.grad` is a wrapper, without a mode.
+            is_plain = is_call and hasattr(value, "fake_mode") and _torch_compat.compiling.is_plain(node.target)
             is_plain &= not node.meta.get("unbacked_bindings")
             is_like = getattr(node.target, "__name__", node.target) in _ARE_LIKE
             follows = is_plain and known.issuperset(node.all_input_nodes[is_like:])
