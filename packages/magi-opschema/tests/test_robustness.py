@@ -29,7 +29,7 @@ from magi_opschema import (
     register_kernel,
     register_vmap,
 )
-from magi_opschema._ops import define as _definition
+from magi_opschema._ops import decorator as _decorator
 from magi_opschema._ops import registration as _registration
 from torch import Tensor
 
@@ -291,7 +291,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "the body": (_registration, "body_kernel"),
     "the fake": (_torch_compat, "register_fake"),
     "the last kernel": (_registration, "transforms_kernel"),
-    "the exposed function": (_definition, "compile_exposed"),
+    "the exposed function": (_decorator, "compile_exposed"),
 }
 
 

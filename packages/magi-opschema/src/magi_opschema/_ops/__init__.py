@@ -3,8 +3,7 @@
 
 | module | what it holds |
 |---|---|
-| `decorator` | `magi_register_custom_op`, and the type of what it returns |
-| `define` | check, compute, register, remember |
+| `decorator` | `magi_register_custom_op`, and the type of what it returns: check, compute, register, remember |
 | `registration` | the only module that registers anything with torch |
 | `catalogue` | what is known of each op: `op_def`, `annotate`, `opcheck` |
 | `implementations` | several bodies of one op, and which of them a call runs |
