@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Derivatives of an op, by the user's gradient functions, and torch.vmap over an op.
 
-An op has two autograd.Functions, made at their first use. `eager` is applied by the kernel at the Autograd key.
-`transforms` has `setup_context` apart from `forward`, as torch.func requires, and is applied by the kernel at the key
-above all transforms, because below it there is "no kernel for HigherOrderOperator custom_function_call". One Function
-could serve both, but torch binds the arguments of a Function with `setup_context` by inspect.signature at every call
-(torch/autograd/function.py, `Function.apply`), which takes longer than the rest of the call.
+An op has one autograd.Function, made at its first use, whose `setup_context` is apart from `forward`, as torch.func
+requires. Two kernels apply it: one at the Autograd key, and one at the key above all transforms, because below it there
+is "no kernel for HigherOrderOperator custom_function_call". Outside of transforms it is applied without torch's own
+`Function.apply`, which binds the arguments by inspect.signature at every call (torch/autograd/function.py). That would
+take longer than the rest of the call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from magi_opschema import _torch_compat as compat
 from magi_opschema._call.bridge import Bridge, structure
 from magi_opschema._codegen.functions import compile_saved
+from magi_opschema._codegen.source import compile_at_first_call
 from magi_opschema._model.lowering import SignatureLowering
 from magi_opschema._model.schema import Argument, Flat, FlatLayout, as_output, as_tuple, tensors_in
 from magi_opschema._model.tree import Leaf, ListOrTuple, MaskedList, Node, Optional, Record, Sequence, dotted, leaves
@@ -239,8 +240,8 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class AutogradFunctions:
-    """The two Functions of one op. Their arguments and outputs are flat, with lists of Tensors spread out."""
+class Derivative:
+    """The Function of one op, and how it is applied. Its arguments and outputs are flat, with lists spread out."""
 
     lowering: SignatureLowering
     op: Any
@@ -284,14 +285,29 @@ class AutogradFunctions:
     @functools.cached_property
     def eager(self) -> Callable[..., Any]:
         """A function that applies the Function for eager autograd and AOTAutograd."""
-        # This is written out, because this is most of the time of a call with a gradient.
-        op, save, layout, pool = self._flat_op, self._save, self.lowering.layout, compat.below_autograd_pool
-        make, unused = pool.make, pool.unused
-        gather = layout.gather if layout.tensor_lists else None
-        spread_output = self._spread_output if self.outputs.tensor_lists else None
+        return compat.apply_in_eager(self._function)
 
-        def forward(ctx: Any, *spread: Any) -> Any:
-            flat = spread if gather is None else gather(spread)
+    @functools.cached_property
+    def transforms(self) -> Callable[..., Any]:
+        """A function that applies the Function for torch.func transforms."""
+        return cast("Callable[..., Any]", self._function.apply)
+
+    @functools.cached_property
+    def _function(self) -> Any:
+        # The first two functions are written out, because they are most of the time of a call with a gradient.
+        lowering, layout, outputs = self.lowering, self.lowering.layout, self.outputs
+        count, lists, output_lists = len(outputs.names), layout.tensor_lists, outputs.tensor_lists
+        dispatch = functools.partial(compat.dispatch, compat.dispatch_handle(self.op))
+        needs_call = layout.keyword_only or layout.bundles
+        op: Callable[..., Any] = (lambda *flat: layout.call(dispatch, flat)) if needs_call else dispatch
+        make, unused = compat.below_autograd_pool.make, compat.below_autograd_pool.unused
+        get_formula, run_backward, values = self.formula, self._backward, Bridge(lowering)
+        saved = compile_at_first_call(functools.partial(compile_saved, lowering))
+        tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
+        index = {dotted(leaf.path): layout.names.index(leaf.name) for leaf in tensors}
+
+        def forward(*spread: Any) -> Any:
+            flat = layout.gather(spread) if lists else spread
             try:
                 context = unused.pop()
             except IndexError:
@@ -299,35 +315,48 @@ class AutogradFunctions:
             with context:
                 output = op(*flat)
             unused.append(context)
-            save(ctx, flat, spread, output)
-            return output if spread_output is None else spread_output(output)
-
-        return compat.apply_in_eager(self._function(forward=forward))
-
-    @functools.cached_property
-    def transforms(self) -> Callable[..., Any]:
-        """A function that applies the Function for torch.func transforms."""
-        layout = self.lowering.layout
-
-        def forward(*spread: Any) -> Any:
-            with compat.below_autograd_pool.make():
-                return self._spread_output(self._flat_op(*layout.gather(spread)))
+            return outputs.spread(as_tuple(output, count)) if output_lists else output
 
         def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
-            self._save(ctx, layout.gather(spread), spread, self._gather_output(output))
+            formula = get_formula()
+            if formula is None:
+                return
+            flat, flags = spread, ctx.needs_input_grad
+            if lists:
+                # A list needs a gradient if one of its Tensors does.
+                flat, gathered = layout.gather(spread), layout.gather((spread[0], *flags[1:]))
+                flags = tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
+            ctx.needs_grad = NeedsGrad(index, flags)
+            ctx.needs_input_grad, ctx._magi_shapes = saved(flags, *flat)  # noqa: SLF001
+            if output_lists:
+                output = outputs.gather(output)
+                ctx._magi_counts = tuple(len(output[i]) for i in output_lists)  # noqa: SLF001
+            else:
+                output = as_tuple(output, count)
+            if formula.setup_context_fn is not None:
+                formula.setup_context_fn(ctx, values.rebuild(*flat), structure(lowering, output))
+
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return run_backward(ctx, *grads)
 
         def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
             rule = self.vmap_rule()
             if rule is None:
-                return vmap_by_loop(self.lowering, info, in_dims, spread, self.transforms)
+                return vmap_by_loop(lowering, info, in_dims, spread, self.transforms)
             # The counts of lists, which `spread` begins with, have no dimension.
             pairs = zip(spread, in_dims, strict=True)
             dims = layout.gather(tuple(s if isinstance(s, tuple) and isinstance(d, tuple) else d for s, d in pairs))
             output, out_dims = rule(info, dims, *layout.gather(spread))
-            return as_output(self.outputs.spread(output)), as_output(self.outputs.spread(out_dims))
+            return as_output(outputs.spread(output)), as_output(outputs.spread(out_dims))
 
-        function: Any = self._function(forward=forward, setup_context=setup_context, vmap=vmap)
-        return cast("Callable[..., Any]", function.apply)
+        namespace: dict[str, Any] = {
+            "forward": staticmethod(forward),
+            "setup_context": staticmethod(setup_context),
+            "backward": staticmethod(backward),
+            "jvp": staticmethod(functools.partial(refuse_forward_mode, lowering)),
+            "vmap": staticmethod(vmap),
+        }
+        return type(f"{lowering.name}_function", (torch.autograd.Function,), namespace)
 
     def call(self, apply: Callable[..., Any], args: Flat, kwargs: dict[str, Any]) -> Any:
         """Call *apply* with arguments as the dispatcher passes them.
@@ -337,62 +366,8 @@ class AutogradFunctions:
         layout = self.lowering.layout
         return self._gather_output(apply(*layout.spread(layout.fill(args, kwargs))))
 
-    def _function(self, **methods: Callable[..., Any]) -> type:
-        run_backward = self._backward
-
-        def backward(ctx: Any, *grads: Any) -> Any:
-            return run_backward(ctx, *grads)
-
-        methods["backward"] = backward
-        methods["jvp"] = functools.partial(refuse_forward_mode, self.lowering)
-        namespace = {name: staticmethod(method) for name, method in methods.items()}
-        return type(f"{self.lowering.name}_function", (torch.autograd.Function,), namespace)
-
-    @functools.cached_property
-    def _flat_op(self) -> Callable[..., Any]:
-        """A function that calls the op with the slots by position."""
-        op, layout = functools.partial(compat.dispatch, compat.dispatch_handle(self.op)), self.lowering.layout
-        return (lambda *flat: layout.call(op, flat)) if layout.keyword_only or layout.bundles else op
-
-    def _spread_output(self, output: Any) -> Any:
-        if not self.outputs.tensor_lists:
-            return output
-        return self.outputs.spread(as_tuple(output, len(self.outputs.names)))
-
     def _gather_output(self, spread: Any) -> Any:
         return as_output(self.outputs.gather(spread)) if self.outputs.tensor_lists else spread
-
-    @functools.cached_property
-    def _index(self) -> Mapping[str, int]:
-        """The position of the slot of each Tensor leaf, by its dotted path."""
-        position = {name: i for i, name in enumerate(self.lowering.layout.names)}
-        return {dotted(leaf.path): position[leaf.name] for leaf in self.lowering.leaves if leaf.is_tensor}
-
-    @functools.cached_property
-    def _values(self) -> Bridge:
-        return Bridge(self.lowering)
-
-    @functools.cached_property
-    def _saved(self) -> Callable[..., tuple[tuple[bool, ...], dict[str, Any]]]:
-        return compile_saved(self.lowering)
-
-    def _save(self, ctx: Any, flat: Flat, spread: Flat, output: Any) -> None:
-        """Save on *ctx* what the backward needs, and call the user's `setup_context_fn`."""
-        formula = self.formula()
-        if formula is None:
-            return
-        flags = ctx.needs_input_grad
-        if self.lowering.layout.tensor_lists:
-            # A list needs a gradient if one of its Tensors does.
-            gathered = self.lowering.layout.gather((spread[0], *flags[1:]))
-            flags = tuple(any(flag) if isinstance(flag, list) else bool(flag) for flag in gathered)
-        ctx.needs_grad = NeedsGrad(self._index, flags)
-        ctx.needs_input_grad, ctx._magi_shapes = self._saved(flags, *flat)  # noqa: SLF001
-        outputs = as_tuple(output, len(self.outputs.names))
-        if self.outputs.tensor_lists:
-            ctx._magi_counts = tuple(len(outputs[i]) for i in self.outputs.tensor_lists)  # noqa: SLF001
-        if formula.setup_context_fn is not None:
-            formula.setup_context_fn(ctx, self._values.rebuild(*flat), structure(self.lowering, outputs))
 
     def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
         formula = self.formula()
@@ -422,15 +397,15 @@ def refuse_forward_mode(lowering: SignatureLowering, *_: Any) -> NoReturn:
     raise ForwardModeError(lowering.sentence(f"{text}{fix}"))
 
 
-def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
+def autograd_kernel(derivative: Derivative) -> Callable[..., Any]:
     """The kernel at the Autograd key: it applies a Function only if a derivative may be wanted."""
     is_grad_enabled, any_requires_grad = torch.is_grad_enabled, compat.any_requires_grad
     make, unused = compat.below_autograd_pool.make, compat.below_autograd_pool.unused
-    dispatch, handle = compat.dispatch, compat.dispatch_handle(functions.op)
+    dispatch, handle = compat.dispatch, compat.dispatch_handle(derivative.op)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if (is_grad_enabled() and any_requires_grad(*args, **kwargs)) or compat.is_forward_ad_active():
-            return functions.call(functions.eager, args, kwargs)
+            return derivative.call(derivative.eager, args, kwargs)
         try:
             context = unused.pop()
         except IndexError:
@@ -443,13 +418,13 @@ def autograd_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
     return compat.hide_from_dynamo(kernel)
 
 
-def transforms_kernel(functions: AutogradFunctions) -> Callable[..., Any]:
+def transforms_kernel(derivative: Derivative) -> Callable[..., Any]:
     """The kernel at the key above all torch.func transforms."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         if compat.is_functionalizing():
-            return compat.run_functionalized(functions.op, args, kwargs)
-        return functions.call(functions.transforms, args, kwargs)
+            return compat.run_functionalized(derivative.op, args, kwargs)
+        return derivative.call(derivative.transforms, args, kwargs)
 
     return compat.hide_from_dynamo(kernel)
 

@@ -294,7 +294,7 @@ def _expose(
         "torch_op": torch_op,
         "by_handle": None if by_handle is None else by_handle.exposed_op,
         "translate_error": translate_error,
-        "call_with_care": torch_op if lowering.mutated else registration.functions.differentiate,
+        "call_with_care": torch_op if lowering.mutated else registration.derivative.differentiate,
         "handle": compat.dispatch_handle(torch_op),
         "below_autograd": pool.make,
         "unused_contexts": pool.unused,

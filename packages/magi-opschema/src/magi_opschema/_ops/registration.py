@@ -25,7 +25,7 @@ import torch
 
 from magi_opschema import _torch_compat as compat
 from magi_opschema._autograd import (
-    AutogradFunctions,
+    Derivative,
     Formula,
     VmapRule,
     autograd_kernel,
@@ -70,9 +70,9 @@ class Registration:
     """The functional form of a mutating op; None for an op without one."""
 
     @functools.cached_property
-    def functions(self) -> AutogradFunctions:
-        """The autograd.Functions of the op; they read the formula and the vmap rule when they run."""
-        return AutogradFunctions(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
+    def derivative(self) -> Derivative:
+        """The autograd.Function of the op; it reads the formula and the vmap rule when it runs."""
+        return Derivative(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
 
     def add(self, step: Step) -> None:
         """Run *step* with the library, and remember it."""
@@ -166,9 +166,9 @@ def register(
                 if _returns_others(lowering) or (len(lowering.return_leaves) == 1 and may_write_nothing):
                     _add_functional_form(registration)
             else:
-                functions = registration.functions
-                registration.add(_impl(op_name, autograd_kernel(functions), "Autograd"))
-                registration.add(_impl(op_name, transforms_kernel(functions), "FuncTorchDynamicLayerFrontMode"))
+                derivative = registration.derivative
+                registration.add(_impl(op_name, autograd_kernel(derivative), "Autograd"))
+                registration.add(_impl(op_name, transforms_kernel(derivative), "FuncTorchDynamicLayerFrontMode"))
                 compat.install_kernel_guards()
                 guard = functools.partial(_refuse_kernel, lowering)
                 registration.add(lambda _: compat.kernel_guards.update({name: guard}))
