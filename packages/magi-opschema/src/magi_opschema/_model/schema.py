@@ -278,27 +278,18 @@ class FlatLayout:
         if not self.tensor_lists:
             return flat
         counts = tuple(None if flat[i] is None else len(flat[i]) for i in self.tensor_lists)
-        items: list[Any] = []
-        for i, value in enumerate(flat):
-            if i in self.tensor_lists:
-                items += value or ()
-            else:
-                items.append(value)
+        items = list(flat)
+        for i in reversed(self.tensor_lists):
+            items[i : i + 1] = flat[i] or ()
         return (counts, *items)
 
     def gather(self, spread: Flat, counts: tuple[int | None, ...] | None = None) -> Flat:
         """The inverse of `spread`; *counts* are given if the first item does not hold them, as for gradients."""
         if not self.tensor_lists:
             return spread
-        lengths = iter(spread[0] if counts is None else counts)
-        items = iter(spread[1:])
-        flat: list[Any] = []
-        for i in range(len(self.names)):
-            if i in self.tensor_lists:
-                length = next(lengths)
-                flat.append(None if length is None else [next(items) for _ in range(length)])
-            else:
-                flat.append(next(items))
+        flat = list(spread[1:])
+        for i, count in zip(self.tensor_lists, spread[0] if counts is None else counts, strict=True):
+            flat[i : i + (count or 0)] = [None if count is None else flat[i : i + count]]
         return tuple(flat)
 
 
