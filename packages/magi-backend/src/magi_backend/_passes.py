@@ -227,7 +227,7 @@ class ActiveRepairs(MagiInductorPass):
 
 def gradients_of(definition: OpDef) -> tuple[Callable[..., object], ...]:
     """The functions that differentiate an operator of magi-opschema."""
-    formula = definition.registration.formula
+    formula = definition.registration.derivative.formula
     given = () if formula is None else (formula.backward_fn, formula.setup_context_fn)
     return tuple(fn for fn in given if fn is not None)
 

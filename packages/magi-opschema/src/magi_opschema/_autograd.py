@@ -239,14 +239,15 @@ class Formula:
     backward_fn: Callable[..., Any]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Derivative:
     """The Function of one op, and how it is applied. Its arguments and outputs are flat, with lists spread out."""
 
     lowering: SignatureLowering
     op: Any
-    formula: Callable[[], Formula | None]
-    vmap_rule: Callable[[], VmapRule | None]
+    formula: Formula | None
+    vmap_rule: VmapRule | None = None
+    """Both may be given after the op; the Function reads them when it runs."""
 
     @functools.cached_property
     def outputs(self) -> FlatLayout:
@@ -301,7 +302,7 @@ class Derivative:
         needs_call = layout.keyword_only or layout.bundles
         op: Callable[..., Any] = (lambda *flat: layout.call(dispatch, flat)) if needs_call else dispatch
         make, unused = compat.below_autograd_pool.make, compat.below_autograd_pool.unused
-        get_formula, run_backward, values = self.formula, self._backward, Bridge(lowering)
+        run_backward, values = self._backward, Bridge(lowering)
         saved = compile_at_first_call(functools.partial(compile_saved, lowering))
         tensors = [leaf for leaf in lowering.leaves if leaf.is_tensor]
         index = {dotted(leaf.path): layout.names.index(leaf.name) for leaf in tensors}
@@ -318,7 +319,7 @@ class Derivative:
             return outputs.spread(as_tuple(output, count)) if output_lists else output
 
         def setup_context(ctx: Any, spread: Flat, output: Any) -> None:
-            formula = get_formula()
+            formula = self.formula
             if formula is None:
                 return
             flat, flags = spread, ctx.needs_input_grad
@@ -340,8 +341,7 @@ class Derivative:
             return run_backward(ctx, *grads)
 
         def vmap(info: Any, in_dims: Any, *spread: Any) -> Any:
-            rule = self.vmap_rule()
-            if rule is None:
+            if (rule := self.vmap_rule) is None:
                 return vmap_by_loop(lowering, info, in_dims, spread, self.transforms)
             # The counts of lists, which `spread` begins with, have no dimension.
             pairs = zip(spread, in_dims, strict=True)
@@ -370,7 +370,7 @@ class Derivative:
         return as_output(self.outputs.gather(spread)) if self.outputs.tensor_lists else spread
 
     def _backward(self, ctx: Any, *spread_grads: Any) -> Any:
-        formula = self.formula()
+        formula = self.formula
         if formula is None:
             text = "this op has no backward_fn, and a gradient through it is needed. "
             fix = "Give it one, or call it under torch.no_grad() or on detached Tensors."

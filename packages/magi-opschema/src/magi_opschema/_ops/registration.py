@@ -27,7 +27,6 @@ from magi_opschema import _torch_compat as compat
 from magi_opschema._autograd import (
     Derivative,
     Formula,
-    VmapRule,
     autograd_kernel,
     mutation_kernel,
     transforms_kernel,
@@ -61,18 +60,12 @@ class Registration:
     steps: list[Step]
     """The steps of the registration, so that it can be repeated."""
     fake: FakeSlot
-    formula: Formula | None
+    derivative: Derivative
     kernel: Callable[..., Any]
     """The kernel of the body for every device type without one of its own."""
     direct: DirectCalls
-    vmap_rule: VmapRule | None = None
     functional_op: Any = None
     """The functional form of a mutating op; None for an op without one."""
-
-    @functools.cached_property
-    def derivative(self) -> Derivative:
-        """The autograd.Function of the op; it reads the formula and the vmap rule when it runs."""
-        return Derivative(self.lowering, self.torch_op, lambda: self.formula, lambda: self.vmap_rule)
 
     def add(self, step: Step) -> None:
         """Run *step* with the library, and remember it."""
@@ -154,7 +147,8 @@ def register(
                 check.await_real(args, kwargs)
                 return fake.run(*args, **kwargs)
 
-            registration = Registration(lowering, library, torch_op, check, [define], fake, formula, kernel, direct)
+            derivative = Derivative(lowering, torch_op, formula)
+            registration = Registration(lowering, library, torch_op, check, [define], fake, derivative, kernel, direct)
             registration.add(_impl(op_name, kernel, "CompositeExplicitAutograd"))
             registration.add(lambda library: compat.register_fake(library, name, traced, lowering.location))
             if lowering.mutated:
@@ -166,7 +160,6 @@ def register(
                 if _returns_others(lowering) or (len(lowering.return_leaves) == 1 and may_write_nothing):
                     _add_functional_form(registration)
             else:
-                derivative = registration.derivative
                 registration.add(_impl(op_name, autograd_kernel(derivative), "Autograd"))
                 registration.add(_impl(op_name, transforms_kernel(derivative), "FuncTorchDynamicLayerFrontMode"))
                 compat.install_kernel_guards()
@@ -293,8 +286,8 @@ def _batched_mutation(lowering: SignatureLowering, registration: Registration) -
         flat = layout.fill(args, {})
         in_dims = layout.open(in_dims, masks=args)
         dims = (*in_dims, *(None for _ in range(len(flat) - len(in_dims))))
-        if registration.vmap_rule is not None:
-            output, out_dims = registration.vmap_rule(info, dims, *flat)
+        if (rule := registration.derivative.vmap_rule) is not None:
+            output, out_dims = rule(info, dims, *flat)
             return as_output(output), as_output(out_dims)
         for position, path in layout.mutated.items():
             if flat[position] is not None and dims[position] is None:

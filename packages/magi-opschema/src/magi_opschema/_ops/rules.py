@@ -249,10 +249,10 @@ def register_autograd(op: object, backward: F, /, *, setup_context: Callable[...
         RuleError: the op already has a gradient, or was called or traced before.
     """
     for definition in forms_of(op):
-        earlier = definition.registration.formula
+        earlier = definition.registration.derivative.formula
         formula = make_formula(definition.lowering, setup_context, backward)
         _refuse_second(definition, "gradient", "" if earlier is None else location(earlier.backward_fn), backward)
-        definition.registration.formula = formula
+        definition.registration.derivative.formula = formula
     return backward
 
 
@@ -369,7 +369,7 @@ def register_vmap(op: object, rule: F | None = None) -> Any:
     for definition in forms_of(op):
         called_with = ("info", "in_dims", *definition.lowering.signature.parameters)
         check_callable(definition.lowering, "rule", rule, called_with, error=RuleError)
-        definition.registration.vmap_rule = functools.partial(_flat_vmap, Bridge(definition.lowering), rule)
+        definition.registration.derivative.vmap_rule = functools.partial(_flat_vmap, Bridge(definition.lowering), rule)
     return rule
 
 
