@@ -191,6 +191,8 @@ def _process(case: str, arm: str, folder: str, caches: str, tiny: bool, cores: l
     command = [sys.executable, __file__, "--serve", case, arm, folder, *(["--tiny"] if tiny else [])]
     environment = {"TORCHINDUCTOR_CACHE_DIR": caches, "TRITON_CACHE_DIR": f"{caches}/triton"}
     environment |= {"TORCHINDUCTOR_COMPILE_THREADS": str(len(cores))}
+    # The first process writes bytecode for the others, as on a machine whose packages have been used before.
+    environment |= {"PYTHONPYCACHEPREFIX": str(Path(caches).parent / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
     return subprocess.Popen(
         ["taskset", "-c", ",".join(map(str, cores)), *command, "--started", str(time.time())],
         env=os.environ | environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
