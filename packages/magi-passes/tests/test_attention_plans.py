@@ -130,9 +130,15 @@ def test_a_longer_length_pays_for_its_plan_in_fewer_calls() -> None:
     assert [until_it_has_one(8), until_it_has_one(8192)] == [6500, pytest.approx(570, rel=0.1)]
 
 
-def test_keys_of_no_length_are_as_torch_computes_them() -> None:
+@pytest.mark.parametrize(
+    ("queries", "keys", "batch", "is_causal"),
+    [(9, 0, 1, False), (0, 0, 1, True), (9, 8, 1, True), (9, 9, 70000, False)],
+)
+def test_what_the_other_kernels_do_not_compute_stays(queries: int, keys: int, batch: int, is_causal: bool) -> None:
     plans = attention.Plans()
-    assert all(plans.has_one(_queries(n), _queries(0), False, False, False) for n in range(1, 9))
+    for more in range(2 * attention.AT_ONCE):
+        query, key = (_queries(0 if n == 0 else n + more).expand(batch, -1, -1, -1) for n in (queries, keys))
+        assert plans.has_one(query, key, False, is_causal, False)
 
 
 @given(st.lists(st.integers(1, 12), max_size=300), st.integers(1, 6))

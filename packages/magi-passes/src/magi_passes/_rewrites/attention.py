@@ -37,8 +37,6 @@ from .wide_heads import WIDEST_OF_FAST_KERNELS
 F = torch.nn.functional
 FEWEST_ON_CPU = 128
 """How many queries and keys there must be on a CPU. Its kernel takes a fifth longer for 49 in float32."""
-MOST_SEQUENCES = 65535
-"""The extents of a grid along y and z, which are the sequences and their heads."""
 LOW = -1e4
 """A score that is replaced by this or less has a power of zero beside any that is not."""
 HIDDEN = -1e30
@@ -328,7 +326,11 @@ def _limits(attention: _Attention) -> list[Any]:
     """What the sizes of *attention* must be for a kernel, as truth values, some of them symbolic."""
     product = attention.scores.product
     *batch, _, numbers = captured_value(product.left).permute(product.left_order).shape
-    return [*(extent <= MOST_SEQUENCES for extent in batch), numbers <= WIDEST_OF_FAST_KERNELS, numbers % 8 == 0]
+    return [
+        *(extent <= _torch_compat.attention.MOST_SEQUENCES for extent in batch),
+        numbers <= WIDEST_OF_FAST_KERNELS,
+        numbers % 8 == 0,
+    ]
 
 
 def _is_changed_before_use(attention: _Attention) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,8 @@ AT_ONCE = 4
 """How many lengths of a kind have a plan at once."""
 MOST_LENGTHS = 4096
 """How many lengths without a plan are remembered."""
+MOST_SEQUENCES = 65535
+"""The extents of a grid along y and z, which are the sequences and their heads."""
 
 _aten = torch.ops.aten
 
@@ -45,26 +48,40 @@ class Plans:
         self._planned: set[tuple[Any, ...]] = set()
         self._lost: dict[tuple[Any, ...], float] = {}
         self._of_kind: Counter[tuple[Any, ...]] = Counter()
+        self._lock = threading.Lock()
 
     def has_one(self, query: Tensor, key: Tensor, is_biased: bool, is_causal: bool, is_backward: bool) -> bool:
         """Whether the call of this length may use its plan, or make it. If not, what the call loses is counted."""
         length = (query.shape, key.shape, query.dtype, is_biased, is_causal, is_backward)
-        if length in self._planned:
+        if length in self._planned or not _is_for_others(query, key, is_causal):
             return True
-        lost = self._lost.pop(length, None)
-        if lost is None:
-            kind = (query.shape[1], key.shape[1], query.shape[3], *length[2:])
-            self._of_kind[kind] += 1
-            lost = math.inf if self._of_kind[kind] <= AT_ONCE else 0.0
-        if lost >= SECONDS_OF_A_PLAN or not key.numel():
-            self._planned.add(length)
-            return True
-        queries = query.shape[1] * query.shape[2] / key.shape[1]
-        products = queries * (0.5 if is_causal else 1.0) * (LOST_BY_A_BACKWARD if is_backward else 1.0)
-        self._lost[length] = lost + LOST_BY_A_CALL + key.numel() * (LOST_BY_A_KEY + LOST_BY_A_PRODUCT * products)
-        if len(self._lost) > MOST_LENGTHS:
-            del self._lost[next(iter(self._lost))]  # the one whose last call is longest ago
+        if query.is_cuda and torch.cuda.is_current_stream_capturing():
+            return False  # a plan cannot be made now
+        with self._lock:
+            lost = self._lost.pop(length, None)
+            if lost is None:
+                kind = (query.shape[1], key.shape[1], query.shape[3], *length[2:])
+                self._of_kind[kind] += 1
+                lost = math.inf if self._of_kind[kind] <= AT_ONCE else 0.0
+            if lost >= SECONDS_OF_A_PLAN:
+                self._planned.add(length)
+                return True
+            queries = query.shape[1] * query.shape[2] / key.shape[1]
+            products = queries * (0.5 if is_causal else 1.0) * (LOST_BY_A_BACKWARD if is_backward else 1.0)
+            self._lost[length] = lost + LOST_BY_A_CALL + key.numel() * (LOST_BY_A_KEY + LOST_BY_A_PRODUCT * products)
+            if len(self._lost) > MOST_LENGTHS:
+                del self._lost[next(iter(self._lost))]  # the one whose last call is longest ago
         return False
+
+
+def _is_for_others(query: Tensor, key: Tensor, is_causal: bool) -> bool:
+    """Whether the other kernels compute what cuDNN does for these sizes.
+
+    For fewer queries than keys, flash attention takes the last query to be causal with all keys, and torch the first
+    one with the first. Sequences are an extent of its grid.
+    """
+    is_square = query.shape[2] == key.shape[2]
+    return bool(key.numel()) and (is_square or not is_causal) and query.shape[0] <= MOST_SEQUENCES
 
 
 def _attention(
