@@ -34,6 +34,16 @@ class AttentionPlansPass(CheckedPass):
     This is about calls for which torch has chosen cuDNN, without dropout, and without a bias if there are gradients.
     Results of one input differ by rounding before and after its plan. Not where torch is asked for deterministic
     kernels, or for a program in C++.
+
+    Example:
+        >>> import torch
+        >>> from magi_passes import AttentionPlansPass, PassPipeline, collect_records
+        >>> options = PassPipeline([AttentionPlansPass()]).inductor_options()
+        >>> attend = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=True, options=options)
+        >>> with collect_records() as records:
+        ...     out = attend(*torch.randn(3, 2, 4, 130, 64))
+        >>> records[0].reason  # on a CPU
+        '0 attentions by cuDNN have symbolic lengths'
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
