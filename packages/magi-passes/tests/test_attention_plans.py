@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -99,6 +101,18 @@ def test_the_operators_have_the_results_of_those_of_cudnn() -> None:
             expected, found = planned(*given), ours(*given)
             assert [getattr(x, "shape", x) for x in found] == [getattr(x, "shape", x) for x in expected]
             assert found[0].stride() == expected[0].stride() == q.stride()
+
+
+def test_a_process_that_imports_the_package_runs_code_from_a_cache() -> None:
+    program = """
+import sys
+import magi_passes
+import torch
+assert "torch._inductor.lowering" not in sys.modules
+for name in ("scaled_dot_product_attention", "scaled_dot_product_attention_backward"):
+    assert callable(getattr(torch.ops.magi_passes, name).default.body)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def _queries(length: int, heads: int = 4) -> Tensor:

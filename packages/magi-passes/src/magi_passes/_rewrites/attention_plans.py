@@ -27,6 +27,9 @@ from magi_passes._graph.nodes import name_and_operands
 from .wide_heads import WIDEST_OF_FAST_KERNELS
 
 
+_torch_compat.attention.operators()  # code from a cache calls them too
+
+
 @dataclass(frozen=True)
 class AttentionPlansPass(CheckedPass):
     """Let attention of symbolic lengths have the kernels of cuDNN once the calls of a length have paid for its plan.
@@ -47,11 +50,6 @@ class AttentionPlansPass(CheckedPass):
     """
 
     hook: ClassVar[str] = "post_grad_custom_pre_pass"
-
-    def __post_init__(self) -> None:
-        """Define the operators, since code from a cache calls them too."""
-        super().__post_init__()
-        _torch_compat.attention.operators()
 
     def is_applicable(self, graph: Graph, context: PassContext) -> Reason:
         """It applies if torch has chosen cuDNN for attention of a symbolic length."""
