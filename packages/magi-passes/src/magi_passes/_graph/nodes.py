@@ -307,6 +307,7 @@ _PRODUCTS = {
 # Attention with the sequence before the last dimension, or before the heads.
 _ATTENTION = re.compile(r"(?:^|::)(?:_?scaled_dot_product_\w*attention|flex_attention)")
 _ATTENTION_BEFORE_HEADS = re.compile(r"::_(?:flash|efficient)_attention_(?:forward|backward)$")
+_OF_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _IMAGES, _WEIGHTS = ("input", "self", "X", "qx"), ("weight", "W", "qw")
 
 
@@ -316,7 +317,10 @@ def flops(node: Node) -> float:
     Operators that read their weights from an opaque object (``quantized::conv2d``), custom operators and Triton kernels
     count as 0, because their work is not known.
     """
-    name, operands = name_and_operands(node)
+    target: Any = node.target
+    is_operator = isinstance(target, torch._ops.OpOverload)  # noqa: SLF001
+    name = str(target._schema.name if is_operator else getattr(target, "__name__", ""))  # noqa: SLF001
+    operands = operands_of(node)
     if name in _PRODUCTS:
         inner = _shape(node.args[_PRODUCTS[name]])
         return 2.0 * sum(prod(hinted_shape(value)) for value in _results(node)[:1]) * (inner[-1] if inner else 0)
@@ -358,13 +362,12 @@ def _convolution_flops(node: Node, name: str, operands: dict[str, Any]) -> float
     return once * sum(map(bool, tuple(mask)[:2]))
 
 
-def name_and_operands(node: Node) -> tuple[str, dict[str, Any]]:
-    """The name of the operator that *node* calls, and its arguments by the names in the schema."""
+def operands_of(node: Node) -> dict[str, Any]:
+    """The arguments of *node* by the names in the schema of its operator, or as those of a function for attention."""
     target: Any = node.target
-    name, parameters = getattr(target, "__name__", ""), ["query", "key", "value"]
-    if isinstance(target, torch._ops.OpOverload):  # noqa: SLF001
-        name, parameters = target._schema.name, [argument.name for argument in target._schema.arguments]  # noqa: SLF001
-    return str(name), {**dict(zip(parameters, node.args, strict=False)), **node.kwargs}
+    is_operator = isinstance(target, torch._ops.OpOverload)  # noqa: SLF001
+    names = [argument.name for argument in target._schema.arguments] if is_operator else _OF_ATTENTION  # noqa: SLF001
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
 
 
 def _shape(operand: Any) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import CheckedPass
-from magi_passes._graph.nodes import name_and_operands
+from magi_passes._graph.nodes import operands_of
 
 from .wide_heads import WIDEST_OF_FAST_KERNELS
 
@@ -77,7 +77,7 @@ def _of_lengths_that_vary(graph: Graph) -> list[Node]:
 
 def _has_other_kernels(node: Node) -> bool:
     """Whether flash attention, or the kernel that takes a bias, computes the same as *node*, of lengths that vary."""
-    _, given = name_and_operands(node)
+    given = operands_of(node)
     query, key, value = (given[name].meta["val"] for name in ("query", "key", "value"))
     is_biased, has_gradient = given["attn_bias"] is not None, given.get("compute_log_sumexp", True)
     return (

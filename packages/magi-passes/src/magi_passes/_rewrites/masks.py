@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from magi_passes import _torch_compat
 from magi_passes._framework.compilation import PassContext, Reason
 from magi_passes._framework.graph_pass import MagiInductorPass
-from magi_passes._graph.nodes import captured_value, is_same_shape
+from magi_passes._graph.nodes import captured_value, is_same_shape, operands_of
 from magi_passes._graph.positions import Affine, Formula, Formulas
 
 
@@ -66,9 +66,8 @@ class AttentionMaskPass(MagiInductorPass):
         for node, is_causal in _masks(graph).items():
             if is_causal is None:
                 continue
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            given = {**dict(zip(names, node.args, strict=False)), **node.kwargs, "is_causal": is_causal}
-            node.args = tuple(given.pop(name) for name in names[:3])
+            given = {**operands_of(node), "is_causal": is_causal}
+            node.args = tuple(given.pop(name) for name in ("query", "key", "value"))
             node.kwargs = {name: value for name, value in given.items() if name != "attn_mask"}
 
 
@@ -76,13 +75,12 @@ def _mask_of(node: Node) -> Node | None:
     """The mask of a call of attention that decides nothing but scores; None if *node* is none, or has none."""
     if node.op != "call_function" or node.target not in _ATTENTION:
         return None
-    mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
-    is_causal = node.args[5] if len(node.args) > 5 else node.kwargs.get("is_causal")
-    if not isinstance(mask, Node) or not hasattr(captured_value(mask), "fake_mode") or is_causal:
+    given = operands_of(node)
+    mask: Any = given.get("attn_mask")
+    if not isinstance(mask, Node) or not hasattr(captured_value(mask), "fake_mode") or given.get("is_causal"):
         return None
-    query: Any = node.args[0] if node.args else node.kwargs["query"]
     # A mask of more sequences than the queries repeats them in the result, even if it hides nothing.
-    is_as_long = is_same_shape(captured_value(node).shape[:-1], captured_value(query).shape[:-1])
+    is_as_long = is_same_shape(captured_value(node).shape[:-1], captured_value(given["query"]).shape[:-1])
     return mask if is_as_long else None
 
 

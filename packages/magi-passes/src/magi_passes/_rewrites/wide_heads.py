@@ -37,7 +37,7 @@ from magi_passes._graph.nodes import (
     aten,
     hinted,
     is_half_on_cuda,
-    name_and_operands,
+    operands_of,
     product_in_float32,
     replace_by,
 )
@@ -80,7 +80,7 @@ def _wide(graph: Graph) -> Iterator[tuple[Node, Node]]:
     kernel = aten._scaled_dot_product_efficient_attention.default  # noqa: SLF001
     for node in list(graph.find_nodes(op="call_function", target=kernel)):
         query, *_ = values = [operand.meta["val"] for operand in node.args[:3]]
-        _, given = name_and_operands(node)
+        given = operands_of(node)
         if (
             is_half_on_cuda(query)
             and not any(given.get(name) for name in ("attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"))
